@@ -10,6 +10,7 @@ from checkmate.tf2.function import function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.max_batch import MaxBatch, max_batch
 from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.out_of_memory import ExplainOutOfMemory, OutOfMemoryReport
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.tensorboard import TensorBoardScalars
 from checkmate.tf2.verify import verify
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from checkmate.tf2.eager.context import dtr
 
 __all__ = [
+    "ExplainOutOfMemory",
     "Fits",
     "MaxBatch",
+    "OutOfMemoryReport",
     "PlanOptions",
     "PlannedFunction",
     "PlannedStep",

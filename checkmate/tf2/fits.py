@@ -22,11 +22,11 @@ from checkmate.tf2.planning.planner import measured, new_plan
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
-from checkmate.units import format_bytes, is_share, parse_bytes
+from checkmate.units import format_bytes
 
-LARGEST, LENGTH_SHARE = 1 << 16, 0.05
+LARGEST, LENGTH_SHARE, BATCH_S = 1 << 16, 0.05, 1.0
 """No batch above this is looked at; how closely the largest length is found, for each of which the
-step is traced anew."""
+step is traced anew; seconds for the plan of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def fits(
     with uninitialized_variables():
         made = model if isinstance(model, keras.Model) else model()
         step, specs = training_step(made, loss, optimizer, input_spec, label_spec)
-        return step_fits(step, specs, made, profile, asked, largest=largest)
+        return step_fits(step, specs, made.name, profile, asked, largest=largest, model=made)
 
 
 _REFUSED = {
@@ -186,31 +186,29 @@ _REFUSED = {
 def step_fits(
     step: Callable[..., Any],
     specs: Any,
-    model: keras.Model,
+    name: str,
     profile: DeviceProfile,
     asked: PlanOptions,
     *,
-    largest: bool,
+    largest: bool = True,
+    model: keras.Model | None = None,
+    traced: TracedStep | None = None,
 ) -> Fits:
-    """The answer of `fits` for a training step of a model and the specs of its arguments."""
+    """The answer of `fits` for a training step and the specs of its arguments, which may be traced
+    already. With a model, its open dimensions are looked at, too."""
     options = replace(asked, cost_model=profile.cost_model, verbose=False)
-    traced = trace(step, *specs, name=model.name)
-    budget = profile.budget_bytes
-    if options.budget != "auto" and not is_share(options.budget):
-        budget = parse_bytes(options.budget)
-    if not is_share(options.budget):
-        options = replace(options, budget=budget)
-    request = PlanRequest(step, model.name, options)
-    answer = _planned(request, traced, specs, profile)
+    if options.budget == "auto":
+        options = replace(options, budget=profile.budget_bytes)
+    request = PlanRequest(step, name, options)
+    answer = _planned(request, traced or trace(step, *specs, name=name), specs, profile)
     if not largest:
         return answer
     request = replace(request, options=replace(options, budget=answer.budget_bytes))
     plain, planned = _largest_batches(request, specs)
     answer = replace(answer, plain_batch=plain, largest_batch=planned)
-    lengths = _largest_lengths(request, specs, model, profile)
-    return (
-        replace(answer, plain_length=lengths[0], largest_length=lengths[1]) if lengths else answer
-    )
+    if model is not None and (lengths := _largest_lengths(request, specs, model, profile)):
+        answer = replace(answer, plain_length=lengths[0], largest_length=lengths[1])
+    return answer
 
 
 def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: DeviceProfile) -> Fits:
@@ -250,7 +248,8 @@ def _largest_batches(request: PlanRequest, specs: Any) -> tuple[int, int] | tupl
         )
     except BudgetError:
         return None, None
-    return BatchSearch(request, growth, None).on_paper(LARGEST)
+    quick = replace(options, time_limit_s=options.time_limit_s or BATCH_S)
+    return BatchSearch(replace(request, options=quick), growth, None).on_paper(LARGEST)
 
 
 def _largest_lengths(

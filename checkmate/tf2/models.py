@@ -54,7 +54,7 @@ def step_on_paper(
     def traced() -> StepOnPaper:
         work = workload(model, batch=batch, size=size, loss=loss)
         step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
-        return StepOnPaper(step, specs, work.model)
+        return StepOnPaper(step, specs, work.model.name, work.model)
 
     try:
         with uninitialized_variables():

@@ -215,9 +215,10 @@ class Predictor:
             log.info("The allocator's state is not known: %s", error)
             self.why_not = str(error)
 
-    def empty(self, pool_bytes: int) -> None:
-        """Predicts for an empty pool of this size."""
-        self.pool = Pool.of_free_chunks([(_EMPTY_POOL_BYTES, pool_bytes)], more=False)
+    def empty(self) -> None:
+        """Predicts for a pool of which nothing is in use, and that has no limit: a peak above the
+        budget is known, too."""
+        self.pool = _empty_pool()
 
     def write(self, plan: Plan) -> PlanOnPaper:
         """The plan's ops and nodes; no TensorFlow op is made yet."""
@@ -236,8 +237,7 @@ class Predictor:
     def plain_peak_bytes(self) -> int:
         """The plain step's peak in a loop that keeps the last step's results, a batch and the
         constants included, in a pool without holes at its beginning."""
-        pool = Pool.of_free_chunks([(_EMPTY_POOL_BYTES, _EMPTY_POOL_BYTES)])
-        found = self._highest(pool, self.write(self.traced.plain_plan()), ())
+        found = self._highest(_empty_pool(), self.write(self.traced.plain_plan()), ())
         assert found is not None  # the pool has no limit
         return found.bytes
 
@@ -287,6 +287,10 @@ class Predictor:
             _release(pool, results)
             results = [buffers[buffer] for buffer in events.results]
         return peaks
+
+
+def _empty_pool() -> Pool:
+    return Pool.of_free_chunks([(_EMPTY_POOL_BYTES, _EMPTY_POOL_BYTES)])
 
 
 def _release(pool: Pool, addresses: Iterable[int | None]) -> None:

@@ -20,11 +20,13 @@ from checkmate.tf2.uninitialized import uninitialized_variables
 
 
 class StepOnPaper:
-    """A traced step of a model, and the function that runs for a slice of its batch."""
+    """A traced step, and the function that runs for a slice of its batch. With a model, the
+    largest size of the dimensions that it leaves open can be found."""
 
-    def __init__(self, step: Callable[..., Any], specs: Any, model: keras.Model):
-        self._step, self._specs, self._name = step, specs, model.name
-        self._model, name = model, model.name
+    def __init__(
+        self, step: Callable[..., Any], specs: Any, name: str, model: keras.Model | None = None
+    ):
+        self._step, self._specs, self._name, self._model = step, specs, name, model
         self.traced = trace(step, *specs, name=name)
         self.examples = examples_of(specs)
         self._sliced: SlicedStep | None = None
@@ -32,7 +34,9 @@ class StepOnPaper:
     def fits(self, profile: DeviceProfile, options: PlanOptions) -> Fits:
         """Whether the whole batch fits a device, and which batch would."""
         with uninitialized_variables():
-            return step_fits(self._step, self._specs, self._model, profile, options, largest=True)
+            return step_fits(
+                self._step, self._specs, self._name, profile, options, model=self._model
+            )
 
     def slice(self, slices: Slices) -> TracedStep:
         """Traces the function of a slice. Raises `TraceError`, which names the op, where the

@@ -116,7 +116,7 @@ class PlanSearch:
             buffers = make_output_buffers(task.traced)
         found = Predictor(task.traced, self.graph, task.batch or (), self.footprints, buffers)
         if task.paper_bytes:
-            found.empty(task.paper_bytes - self.memory.counted_bytes)
+            found.empty()
         elif task.reports:
             activations = max(0, self.memory.activation_budget_bytes) + devices.UNSPLIT_BYTES
             found.refresh(min(activations, self.piece_bytes))
