@@ -33,7 +33,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.plot": ["page.html"]},
+    package_data={
+        "checkmate": ["py.typed", "README.md"],
+        "checkmate.core": ["schemas/*.json"],
+        "checkmate.plot": ["page.html"],
+    },
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
         "numpy",
@@ -58,6 +62,7 @@ setup(
             "pytest-xdist",  # one process per core
             "playwright",
             "hypothesis>=6.100",
+            "jsonschema>=4.0",  # the schemas of files beside their readers
             "nbclient",
             "nbformat",
             "ipykernel",
