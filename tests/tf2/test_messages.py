@@ -120,7 +120,7 @@ def per_example(labels, prediction):
 
 NO_BUDGETS = ("a lot", "", "-1", 0, "6 parsecs", None)
 NO_SPECS = [(512, 32), [512, 32], (np.int64(512), 32), (None, 32)]
-SHARES = {0.6: "Did you mean '60%'?", 60: "Did you mean '60%' or '60GiB'?"}
+SHARES = {0.6: "Did you mean '60%'?", 60: "Did you mean '60%', '60GiB' or '60 B'?"}
 NAN = float("nan")
 MEANT = "Did you mean tf.TensorSpec((8, 16))?"
 ANOTHER = f"float32[{BATCH}, 16]"
