@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from schemas import SCHEMAS, validator
 
 import checkmate
 from checkmate import errors
@@ -138,6 +139,21 @@ def test_the_examples_of_solvers_run(capsys):
     expected = re.findall(r"print\(.*  # (.*)", page("solvers.md"))
     assert capsys.readouterr().out.splitlines() == expected
     assert len(expected) > 1
+
+
+def test_the_graph_written_by_hand_is_solved_as_told(tmp_path):
+    """And every field of a schema is on the page."""
+    text = page("formats.md")
+    path = tmp_path / "my.graph.json"
+    path.write_text(re.search(r"<!-- example: graph -->\n```json\n(.*?)^```", text, re.M | re.S)[1])
+    validator("graph").validate(json.loads(path.read_text()))
+    graph = checkmate.DFGraph.load(path)
+    assert checkmate.replay(graph, checkmate.Plan.keep_all(graph)).peak_bytes == 400
+    assert f"{checkmate.solve(graph, '300 B').overhead - 1:+.2%}" == "+11.11%"
+    assert "which takes 400 bytes. In 300 bytes" in text and "+11.11 %" in text
+    schemas = (SCHEMAS["graph"], SCHEMAS["graph"]["$defs"]["node"], *SCHEMAS.values())
+    for key in {key for schema in schemas for key in schema["properties"]}:
+        assert f"`{key}`" in text
 
 
 def test_commands_of_the_pages_exist():
