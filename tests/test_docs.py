@@ -87,6 +87,15 @@ def test_pages_load_nothing_from_elsewhere(site):
         )
 
 
+def test_pages_have_the_style_and_the_search_its_boost(site):
+    for path in site.rglob("index.html"):
+        assert re.search(r'<link rel="stylesheet" href="[./]*style\.css">', path.read_text("utf-8"))
+    entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    (found,) = [entry for entry in entries if entry["location"] == "out-of-memory/"]
+    assert found["boost"] == 2
+    assert found["tags"] == ["OOM", "ResourceExhaustedError"]
+
+
 def public_names():
     """Of the package, of `tf2` and of `plot`; read, not imported: TensorFlow takes a while."""
     for path in ("__init__.py", "tf2/__init__.py", "plot/__init__.py"):

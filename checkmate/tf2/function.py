@@ -47,7 +47,7 @@ def function(
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
     **options: Unpack[PlanKeywords],
-) -> Any:
+) -> PlannedFunction | Callable[[Callable], PlannedFunction]:
     """Puts any training step under a memory budget, such as a `tf.function`.
 
     The step is planned at the first call, or here for the specs that are given. A call with other
