@@ -96,7 +96,7 @@ def read_format(path: str | os.PathLike, wanted: str) -> dict[str, Any]:
     is_graph = wanted == GRAPH_FORMAT or "nodes" in data
     found = data.get("format", GRAPH_FORMAT if is_graph else None)
     if found == PLAN_FORMAT != wanted:
-        raise PlanFileError(f"{path} is a plan; {_its_graph(path, data)}")
+        raise PlanFileError(f"{path} is a plan{_its_graph(path, data)}")
     if found == GRAPH_FORMAT != wanted:
         raise PlanFileError(
             f"{path} is a graph, and a plan was expected. `checkmate solve {path} -o .` makes one."
@@ -121,8 +121,6 @@ def graph_file_of(path: str | os.PathLike, data: Mapping[str, Any]) -> Path | No
 def _its_graph(path: str | os.PathLike, data: Mapping[str, Any]) -> str:
     graph_file = graph_file_of(path, data)
     if graph_file is None:
-        return (
-            "a graph was expected, and the plan names no file of its own. DFGraph.save writes it."
-        )
-    lost = "" if graph_file.exists() else ", which is not there. DFGraph.save writes it"
-    return f"its graph is {graph_file}{lost}."
+        return " and names no graph file; a graph was expected. DFGraph.save writes one."
+    lost = "" if graph_file.exists() else ", which is not there. DFGraph.save writes one"
+    return f"; its graph is {graph_file}{lost}."

@@ -112,7 +112,7 @@ class _Nodes:
         return tuple(found)
 
     def where(self, i: int) -> str:
-        return f"{self.path}: node {i} {shown(self.fields[i]['name'])}"
+        return f"{self.path}: node {i} {self.fields[i]['name']!r}"
 
     def op(self, i: int, deps: Sequence[int]) -> Op:
         node, where = self.fields[i], self.where(i)

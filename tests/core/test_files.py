@@ -108,7 +108,7 @@ NODE = {"name": "a", "cost": 1, "bytes": 2}
         ({"nodes": [NODE]}, "edges is missing; a list was expected"),
         (
             {"nodes": [{"name": "a", "cost": 1}], "edges": []},
-            r'graph\.json: node 0 "a": bytes is missing; a whole number of bytes, 0 or more',
+            r"graph\.json: node 0 'a': bytes is missing; a whole number of bytes, 0 or more",
         ),
         ({"nodes": [{"cost": 1}], "edges": []}, "node 0: name is missing; text was expected"),
         (
@@ -124,7 +124,7 @@ NODE = {"name": "a", "cost": 1, "bytes": 2}
         ({"nodes": [3], "edges": []}, "node 0 is 3; an object with name, cost, bytes was expected"),
         (
             {"nodes": [NODE | {"in_place": 0}], "edges": []},
-            'node 0 "a": in_place is 0; a list was expected',
+            "node 0 'a': in_place is 0; a list was expected",
         ),
         ({"nodes": [NODE | {"in_place": [True]}], "edges": []}, "true is no node; a list of nodes"),
         ({"nodes": [NODE | {"cost": -1}], "edges": []}, "cost is -1; a finite number, 0 or more,"),
@@ -231,7 +231,9 @@ def test_a_plan_in_the_place_of_a_graph_names_its_graph(tmp_path):
     with pytest.raises(PlanFileError, match=rf"is a plan; its graph is {tmp_path}/chain\.json\.$"):
         DFGraph.load(path)
     save_plan(Plan.keep_all(graph), path, graph=graph)
-    with pytest.raises(PlanFileError, match=r"is a plan; a graph was expected.*DFGraph\.save"):
+    with pytest.raises(
+        PlanFileError, match=r"is a plan and names no graph file; a graph was expected"
+    ):
         DFGraph.load(path)
     with pytest.raises(PlanFileError, match=r"chain\.json is a graph, and a plan was expected"):
         load_plan(tmp_path / "chain.json", graph=graph)
