@@ -292,7 +292,7 @@ def refused(call, error=TraceError):
 def test_a_file_of_something_else_is_refused_before_anything_is_traced(tmp_path):
     (tmp_path / "other.json").write_text('{"format": "something"}')
     message = refused(lambda: untraced(plan=tmp_path / "other.json"), PlanFileError)
-    assert "format 'something'" in message
+    assert 'format is "something"; "checkmate-plan" was expected' in message
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones():
