@@ -42,7 +42,7 @@ setup(
         "tensorflow>=2.18",  # brings Keras 3
         "numpy>=1.26",
         "cylp>=0.93",  # CBC and CLP
-        "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
+        "ortools>=9.10",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
         "scipy>=1.11",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
         # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
         "numba>=0.60",
