@@ -33,13 +33,17 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["checkmate", "checkmate.*"]),
-    package_data={"checkmate": ["py.typed", "README.md"], "checkmate.plot": ["page.html"]},
+    package_data={
+        "checkmate": ["py.typed", "README.md"],
+        "checkmate.core": ["schemas/*.json"],
+        "checkmate.plot": ["page.html"],
+    },
     install_requires=[
         "tensorflow>=2.18",  # brings Keras 3
-        "numpy",
+        "numpy>=1.26",
         "cylp>=0.93",  # CBC and CLP
-        "ortools>=9.9",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
-        "scipy>=1.9",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
+        "ortools>=9.10",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
+        "scipy>=1.11",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
         # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
         "numba>=0.60",
         "networkx>=3.0",  # articulation points, import and export of graphs
@@ -58,6 +62,7 @@ setup(
             "pytest-xdist",  # one process per core
             "playwright",
             "hypothesis>=6.100",
+            "jsonschema>=4.0",  # the schemas of files beside their readers
             "nbclient",
             "nbformat",
             "ipykernel",
@@ -76,10 +81,14 @@ setup(
     entry_points={"console_scripts": ["checkmate=checkmate.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

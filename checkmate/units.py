@@ -84,17 +84,17 @@ def check_budget(amount: Bytes) -> None:
 
     Examples:
       >>> check_budget("60%")
-      >>> check_budget(60)
+      >>> check_budget(6)
       Traceback (most recent call last):
-      checkmate.errors.BudgetError: A budget of 60 is 60 bytes. Did you mean '60%' or '60GiB'?
+      checkmate.errors.BudgetError: A budget of 6 has no unit. Did you mean '6%', '6GiB' or '6 B'?
     """
     parse_bytes(amount, percent_of=1 << 40)
     match = _AMOUNT.fullmatch(str(amount))
     if match and not match[2] and float(match[1]) < LEAST_BARE:
         number = _plain(float(match[1]))
         raise BudgetError(
-            f"A budget of {number} is {number} byte{'s' * (number != '1')}. Did you mean"
-            f" '{number}%' or '{number}GiB'?"
+            f"A budget of {number} has no unit. Did you mean '{number}%', '{number}GiB' or"
+            f" '{number} B'?"
         )
 
 

@@ -63,9 +63,9 @@ def test_what_cannot_be_read_is_status_2(arguments):
     [
         (["demo", "--model", "mobilnet"], "no workload 'mobilnet'. Did you mean mobilenet"),
         (["demo", "--budget", "0.6"], "Did you mean '60%'?"),
-        (["demo", "--budget", "60"], "Did you mean '60%' or '60GiB'?"),
-        (["plan", "resnet50", "-b", "60"], "Did you mean '60%' or '60GiB'?"),
-        (["zoo", "resnet50", "-b", "60"], "Did you mean '60%' or '60GiB'?"),
+        (["demo", "--budget", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
+        (["plan", "resnet50", "-b", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
+        (["zoo", "resnet50", "-b", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch, arguments, said):

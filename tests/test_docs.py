@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from schemas import SCHEMAS, validator
 
 import checkmate
 from checkmate import errors
@@ -86,6 +87,15 @@ def test_pages_load_nothing_from_elsewhere(site):
         )
 
 
+def test_pages_have_the_style_and_the_search_its_boost(site):
+    for path in site.rglob("index.html"):
+        assert re.search(r'<link rel="stylesheet" href="[./]*style\.css">', path.read_text("utf-8"))
+    entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    (found,) = [entry for entry in entries if entry["location"] == "out-of-memory/"]
+    assert found["boost"] == 2
+    assert found["tags"] == ["OOM", "ResourceExhaustedError"]
+
+
 def public_names():
     """Of the package, of `tf2` and of `plot`; read, not imported: TensorFlow takes a while."""
     for path in ("__init__.py", "tf2/__init__.py", "plot/__init__.py"):
@@ -138,6 +148,21 @@ def test_the_examples_of_solvers_run(capsys):
     expected = re.findall(r"print\(.*  # (.*)", page("solvers.md"))
     assert capsys.readouterr().out.splitlines() == expected
     assert len(expected) > 1
+
+
+def test_the_graph_written_by_hand_is_solved_as_told(tmp_path):
+    """And every field of a schema is on the page."""
+    text = page("formats.md")
+    path = tmp_path / "my.graph.json"
+    path.write_text(re.search(r"<!-- example: graph -->\n```json\n(.*?)^```", text, re.M | re.S)[1])
+    validator("graph").validate(json.loads(path.read_text()))
+    graph = checkmate.DFGraph.load(path)
+    assert checkmate.replay(graph, checkmate.Plan.keep_all(graph)).peak_bytes == 400
+    assert f"{checkmate.solve(graph, '300 B').overhead - 1:+.2%}" == "+11.11%"
+    assert "which takes 400 bytes. In 300 bytes" in text and "+11.11 %" in text
+    schemas = (SCHEMAS["graph"], SCHEMAS["graph"]["$defs"]["node"], *SCHEMAS.values())
+    for key in {key for schema in schemas for key in schema["properties"]}:
+        assert f"`{key}`" in text
 
 
 def test_commands_of_the_pages_exist():

@@ -4,11 +4,13 @@ names."""
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from schemas import SCHEMAS
 
 import checkmate
 
@@ -71,8 +73,49 @@ def test_what_the_wheel_holds(tmp_path):
     python("setup.py", "-q", "build_py", "--build-lib", str(tmp_path))
     shipped = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "checkmate").rglob("*.py")}
+    here |= {f"checkmate/core/schemas/{name}.schema.json" for name in SCHEMAS}
     assert here | {"checkmate/py.typed"} <= shipped
     assert all(path.startswith("checkmate/") for path in shipped)
+
+
+def test_what_the_sdist_holds(tmp_path):
+    """All that the tests and the documentation are made of, and nothing that Python compiled."""
+    python("setup.py", "-q", "egg_info", "--egg-base", str(tmp_path))
+    (listed,) = tmp_path.glob("*.egg-info/SOURCES.txt")
+    held = set(listed.read_text(encoding="utf-8").splitlines())
+    folders = ("benchmarks", "checkmate", "docs", "tests", "tutorials", ".ci", ".github")
+    here = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    needed = {"mkdocs.yml", "pyproject.toml", "CHANGELOG.md", "CITATION.cff", "LICENSE"}
+    assert here | needed <= held
+    assert not [name for name in held if name.endswith((".pyc", ".tmp"))]
+
+
+@pytest.mark.slow
+def test_the_documentation_is_built_from_the_sdist(tmp_path):
+    """In a copy, as an sdist is put together in the folder that it is of."""
+    copied = tmp_path / "copy"
+    left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "*.egg-info")
+    shutil.copytree(ROOT, copied, ignore=left_out)
+    python("setup.py", "-q", "sdist", "--dist-dir", str(tmp_path), cwd=copied)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    python(
+        "-m",
+        "mkdocs",
+        "build",
+        "-q",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+        cwd=unpacked,
+    )
+    assert (tmp_path / "site" / "tutorials" / "1_first_model" / "index.html").exists()
 
 
 def test_every_import_is_required(metadata):

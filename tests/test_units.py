@@ -63,9 +63,9 @@ def test_a_fraction_is_asked_whether_it_is_a_share(amount):
 @pytest.mark.parametrize("amount", [60, "60", 60.0, np.int64(60), " 6e1"])
 def test_a_budget_of_few_bytes_says_its_unit(amount):
     assert parse_bytes(amount) == 60
-    with pytest.raises(BudgetError, match=r"is 60 bytes. Did you mean '60%' or '60GiB'\?"):
+    with pytest.raises(BudgetError, match=r"has no unit. Did you mean '60%', '60GiB' or '60 B'\?"):
         check_budget(amount)
-    for unit in ("60B", "60%", "60GiB", 1000, "1000"):
+    for unit in ("60B", "60 B", "60%", "60GiB", 1000, "1000"):
         check_budget(unit)
 
 

@@ -12,7 +12,8 @@ from rich.text import Text
 from checkmate.commands.options import FileToWrite, json_option
 from checkmate.commands.output import COLUMNS, KEYS, Found, cells, proof
 from checkmate.commands.table import console, print_json, print_table, say
-from checkmate.core.files import PLAN_FORMAT, load_plan
+from checkmate.core.fields import PLAN_FORMAT, graph_file_of
+from checkmate.core.files import load_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.json_files import read_json
 from checkmate.core.layer_names import layer_names
@@ -96,8 +97,7 @@ def read(files: tuple[Path, ...], graph_file: Path | None) -> tuple[DFGraph, lis
             raise PlanFileError("Give one graph file, or plan files of one graph.")
         return DFGraph.load(files[0]), []
     if graph_file is None:
-        named = contents[0].get("graph_file")
-        graph_file = files[0].parent / named if isinstance(named, str) else None
+        graph_file = graph_file_of(files[0], contents[0])
         if graph_file is None or not graph_file.exists():
             raise PlanFileError(
                 f"{files[0]} is a plan, and its graph{f' {graph_file}' if graph_file else ''} was"

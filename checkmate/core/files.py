@@ -1,8 +1,8 @@
 """Plans as JSON files, with a version and the fingerprint of their graph.
 
 A plan file is `{"format": "checkmate-plan", "version": 1, "graph": FINGERPRINT, "steps":
-[["compute", i] | ["free", i], ...]}` and may carry more keys for people; `FACTS` gives the types of
-those that commands show.
+[["compute", i] | ["free", i], ...]}` and may have more fields, those in `FACTS` and any others.
+`schemas/plan.schema.json` and docs/formats.md have them all.
 """
 
 from __future__ import annotations
@@ -10,40 +10,49 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import reprlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
+from checkmate.core.fields import (
+    BYTES,
+    FLAG,
+    LIST,
+    NUMBER,
+    OBJECT,
+    PLAN_FORMAT,
+    TEXT,
+    VERSION,
+    Kind,
+    field,
+    one_of,
+    read_format,
+    refusal,
+    shown,
+)
 from checkmate.core.graph import DFGraph
-from checkmate.core.json_files import read_json, write_json
+from checkmate.core.json_files import write_json
 from checkmate.core.plan import Compute, Free, Plan, Step
 from checkmate.core.replay import replay
 from checkmate.errors import PlanFileError
 
-PLAN_FORMAT, PLAN_VERSION = "checkmate-plan", 1
+STATUSES = ("OPTIMAL", "FEASIBLE", "INTERRUPTED")
+"""Names of `SolveStatus` for a search that ended with a plan."""
 
-_Check = tuple[str, Callable[[Any], bool]]
-_TEXT: _Check = ("text", lambda value: isinstance(value, str))
-_BYTES: _Check = (
-    "a whole number of bytes below 2^63",
-    lambda value: type(value) is int and 0 <= value < 2**63,
-)
-_NUMBER: _Check = (  # refuses nan and infinity
-    "a finite number, 0 or more,",
-    lambda value: type(value) in (int, float) and 0 <= value <= sys.float_info.max,
-)
-
-FACTS: dict[str, _Check] = {
-    "status": _TEXT,
-    "solver": _TEXT,
-    "bound_covers": _TEXT,
-    "bound": _NUMBER,
-    "gap": _NUMBER,
-    "seconds": _NUMBER,
-    "budget_bytes": _BYTES,
+FACTS: dict[str, Kind] = {
+    "name": TEXT,
+    "graph_file": TEXT,
+    "status": one_of(*STATUSES),
+    "solver": TEXT,
+    "rules": TEXT,
+    "bound_covers": one_of("given order", "any order"),
+    **dict.fromkeys(("cost", "overhead", "bound", "gap", "seconds"), NUMBER),
+    **dict.fromkeys(("budget_bytes", "peak_bytes", "floor_bytes"), BYTES),
+    # Of a training step:
+    "unchanged": FLAG,
+    **dict.fromkeys(("plain_bytes", "rise_bytes"), BYTES),
+    "costs": LIST,
+    **dict.fromkeys(("made_for", "slices"), OBJECT),
 }
-"""Optional keys of a plan file about the search, each with the values that are allowed."""
+"""Optional fields of a plan file; null is as good as none."""
 
 
 def fingerprint(graph: DFGraph) -> str:
@@ -83,33 +92,30 @@ def save_plan(plan: Plan, path: str | os.PathLike, *, graph: DFGraph, **facts: A
       >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
     """
     steps = [["compute" if isinstance(step, Compute) else "free", step.op] for step in plan.steps]
-    head = {"format": PLAN_FORMAT, "version": PLAN_VERSION, "graph": fingerprint(graph)}
+    head = {"format": PLAN_FORMAT, "version": VERSION, "graph": fingerprint(graph)}
     write_json(path, {**head, "name": graph.name, **facts, "steps": steps})
 
 
 def read_plan(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the contents of a plan file.
+    """Returns the contents of a plan file, without fields that are null.
 
     Args:
       path: The file.
 
     Raises:
-      PlanFileError: There is no such file, it is not JSON, or it has another format or version.
+      PlanFileError: There is no such file, it is not JSON, it has another format or version, or one
+        of `FACTS` has a value that is not allowed.
 
     Examples:
       >>> save_plan(result.plan, "chain.plan.json", graph=graph, cost=result.cost)
       >>> read_plan("chain.plan.json")["cost"] == result.cost
       True
     """
-    data = read_json(path)
-    if data.get("format") != PLAN_FORMAT or data.get("version") != PLAN_VERSION:
-        found, version = (reprlib.repr(data.get(key)) for key in ("format", "version"))
-        raise PlanFileError(
-            f"{path} has format {found} version {version}; this library reads {PLAN_FORMAT!r}"
-            f" version {PLAN_VERSION}. Make it again: by `checkmate solve GRAPH -o`, `checkmate"
-            " plan MODEL -o`, or `save` of the step that runs it."
-        )
-    return data
+    data = read_format(path, PLAN_FORMAT)
+    found = {key: value for key, value in data.items() if value is not None}
+    for key, kind in FACTS.items():
+        field(found, key, kind, path, None)
+    return found
 
 
 def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
@@ -130,39 +136,26 @@ def load_plan(path: str | os.PathLike, *, graph: DFGraph) -> Plan:
       True
     """
     data = read_plan(path)
-    if data.get("graph") != fingerprint(graph):
+    if (found := field(data, "graph", TEXT, path)) != fingerprint(graph):
         raise PlanFileError(
             f"{path} was made for {data.get('name') or 'a graph'} with fingerprint"
-            f" {str(data.get('graph'))[:23]}..., but this is {graph.name or 'a graph'} with"
+            f" {found[:23]}..., but this is {graph.name or 'a graph'} with"
             f" {len(graph)} ops and fingerprint {fingerprint(graph)[:23]}.... The model, its shapes"
             " or the library versions differ. Make the plan again."
         )
-    for key, (expected, allowed) in FACTS.items():
-        value = data.get(key)
-        if value is not None and not allowed(value):
-            raise PlanFileError(
-                f"{path}: its {key} is {reprlib.repr(value)}; {expected} was expected. Make the"
-                " plan again."
-            )
-    plan = Plan(_steps(path, data.get("steps")))
+    plan = Plan(_steps(path, field(data, "steps", LIST, path)))
     replay(graph, plan)
     return plan
 
 
-def _steps(path: str | os.PathLike, written: Any) -> tuple[Step, ...]:
+def _steps(path: str | os.PathLike, written: list[Any]) -> tuple[Step, ...]:
     verbs: dict[str, type[Compute] | type[Free]] = {"compute": Compute, "free": Free}
     steps: list[Step] = []
-    if not isinstance(written, list):
-        raise PlanFileError(
-            f"{path}: its steps are a JSON {type(written).__name__}; a list was expected."
-        )
     for k, step in enumerate(written):
         match step:
-            case [str(verb), int(i)] if verb in verbs and type(i) is int:
+            case [str(verb), int(i)] if verb in verbs and type(i) is int and i >= 0:
                 steps.append(verbs[verb](i))
             case _:
-                raise PlanFileError(
-                    f"{path}: step {k} is {reprlib.repr(step)}; it must be ['compute', i] or"
-                    " ['free', i]."
-                )
+                expected = '["compute", i] or ["free", i], with the number i of an op,'
+                raise refusal(path, f"step {k} is {shown(step)}", expected)
     return tuple(steps)

@@ -175,7 +175,10 @@ class DFGraph:
           PlanFileError: The file cannot be read or has another format.
           GraphError: It describes no legal graph.
         """
-        return cls(*read_graph(path))
+        try:
+            return cls(*read_graph(path))
+        except GraphError as error:
+            raise GraphError(f"{path}: {error}") from error
 
     @classmethod
     def from_networkx(cls, digraph: Any, *, fixed_bytes: int = 0, name: str = "") -> DFGraph:

@@ -1,20 +1,33 @@
 """Dataflow graphs as JSON files: `DFGraph.save` and `DFGraph.load` are built on this.
 
-A graph file is `{"name", "nodes": [{"name", "op", "cost", "bytes", "backward", "workspace",
-"output", ...}], "edges": [[u, v], ...], "fixed_bytes"}`. The order of the nodes is the topological
-order. The type of every field is checked.
+A graph file is `{"format": "checkmate-graph", "version": 1, "name", "nodes": [{"name", "op",
+"cost", "bytes", "backward", "workspace", "output", ...}], "edges": [[u, v], ...], "fixed_bytes"}`.
+The order of the nodes is the topological order. Nodes are named by their number or their name. The
+type of every field is checked; `schemas/graph.schema.json` and docs/formats.md have them all.
 """
 
 from __future__ import annotations
 
 import os
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from checkmate.core.json_files import read_json, write_json
+from checkmate.core.fields import (
+    BYTES,
+    FLAG,
+    GRAPH_FORMAT,
+    LIST,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    VERSION,
+    field,
+    read_format,
+    refusal,
+    shown,
+)
+from checkmate.core.json_files import write_json
 from checkmate.core.op import Op
-from checkmate.errors import CheckmateError, PlanFileError
 
 
 def write_graph(
@@ -39,80 +52,82 @@ def write_graph(
                 node[key] = list(indices)
         nodes.append(node)
     edges = [[d, i] for i, op in enumerate(ops) for d in op.deps]
-    write_json(path, {"name": name, "nodes": nodes, "edges": edges, "fixed_bytes": fixed_bytes})
+    head = {"format": GRAPH_FORMAT, "version": VERSION, "name": name}
+    write_json(path, {**head, "nodes": nodes, "edges": edges, "fixed_bytes": fixed_bytes})
 
 
 def read_graph(path: str | os.PathLike) -> tuple[tuple[Op, ...], tuple[int, ...], int, str]:
     """Returns ops, outputs, fixed bytes and name, the fields of `DFGraph` in their order.
 
     Raises:
-      PlanFileError: There is no such file, it is not JSON, or a field is missing or of the wrong
-        type.
-      GraphError: A field of an op has an illegal value.
+      PlanFileError: There is no such file, it is not JSON, or a field is missing or has a value
+        that is not allowed.
+      GraphError: An op is not consistent in itself.
     """
-    data = read_json(path)
-    try:
-        nodes, edges = data["nodes"], data["edges"]
-        deps: list[list[int]] = [[] for _ in nodes]
-        for u, v in edges:
-            if not (type(u) is int and type(v) is int and 0 <= v < len(nodes)):
-                raise PlanFileError(
-                    f"{path}: edge {reprlib.repr([u, v])} does not join two of the"
-                    f" {len(nodes)} nodes."
-                )
-            deps[v].append(u)
-        ops = tuple(_op(node, deps[i]) for i, node in enumerate(nodes))
-        outputs = tuple(i for i, node in enumerate(nodes) if _flag(node, "output", False))
-        return ops, outputs, _number(data, "fixed_bytes", 0), _text(data, "name", "")
-    except CheckmateError:
-        raise
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise PlanFileError(
-            f"{path} is no graph file: {type(error).__name__} {error}. A graph file has 'nodes'"
-            " with name, cost and bytes, and 'edges'."
-        ) from error
-
-
-def _op(node: dict[str, Any], deps: Sequence[int]) -> Op:
-    return Op(
-        name=_text(node, "name"),
-        deps=tuple(deps),
-        cost=_number(node, "cost"),
-        output_bytes=_number(node, "bytes"),
-        workspace_bytes=_number(node, "workspace", 0),
-        is_backward=_flag(node, "backward", False),
-        recomputable=_flag(node, "recomputable", True),
-        control_deps=_indices(node, "control_deps"),
-        overwrites=_indices(node, "overwrites"),
-        kind=_text(node, "op", ""),
-        in_place=_indices(node, "in_place"),
+    data = read_format(path, GRAPH_FORMAT)
+    nodes = _Nodes(path, field(data, "nodes", LIST, path))
+    deps: list[list[int]] = [[] for _ in nodes.fields]
+    for k, edge in enumerate(field(data, "edges", LIST, path)):
+        if not LIST.allows(edge) or len(edge) != 2:
+            raise refusal(path, f"edge {k} is {shown(edge)}", f"a pair of {nodes.expected}")
+        u, v = nodes.numbers(edge, path, f"edge {k}")
+        deps[v].append(u)
+    ops = tuple(nodes.op(i, before) for i, before in enumerate(deps))
+    outputs = tuple(
+        i
+        for i, node in enumerate(nodes.fields)
+        if field(node, "output", FLAG, nodes.where(i), False)
+    )
+    return (
+        ops,
+        outputs,
+        int(field(data, "fixed_bytes", BYTES, path, 0)),
+        field(data, "name", TEXT, path, ""),
     )
 
 
-def _text(fields: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = fields[name] if default is None else fields.get(name, default)
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a text; got {reprlib.repr(value)}")
-    return value
+class _Nodes:
+    """The nodes of a file, which other fields name by their number or their name."""
 
+    def __init__(self, path: str | os.PathLike, nodes: list[Any]):
+        self.path, self.fields = path, nodes
+        self.expected = f"nodes, each as its number from 0 to {len(nodes) - 1} or its name,"
+        self._number: dict[str, int] = {}
+        for i, node in enumerate(nodes):
+            if not OBJECT.allows(node):
+                raise refusal(
+                    path, f"node {i} is {shown(node)}", "an object with name, cost, bytes"
+                )
+            self._number[field(node, "name", TEXT, f"{path}: node {i}")] = i
 
-def _number(fields: dict[str, Any], name: str, default: int | None = None) -> Any:
-    """A field that is a number; `Op` and `DFGraph` check its value."""
-    value = fields[name] if default is None else fields.get(name, default)
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is a number; got {value!r}")
-    return value
+    def numbers(self, named: list[Any], where: object, what: str) -> tuple[int, ...]:
+        found = [self._number.get(each, -1) if TEXT.allows(each) else each for each in named]
+        for each, i in zip(named, found, strict=True):
+            if type(i) is not int or not 0 <= i < len(self.fields):
+                raise refusal(
+                    where,
+                    f"{what} is {shown(named)}, and {shown(each)} is no node",
+                    f"a list of {self.expected}",
+                )
+        return tuple(found)
 
+    def where(self, i: int) -> str:
+        return f"{self.path}: node {i} {self.fields[i]['name']!r}"
 
-def _flag(fields: dict[str, Any], name: str, default: bool) -> bool:
-    value = fields.get(name, default)
-    if value not in (False, True) or not isinstance(value, int):  # 0 and 1 are allowed
-        raise TypeError(f"{name} is true or false; got {reprlib.repr(value)}")
-    return bool(value)
-
-
-def _indices(fields: dict[str, Any], name: str) -> tuple[int, ...]:
-    value = fields.get(name, [])
-    if not (isinstance(value, list) and all(type(k) is int for k in value)):
-        raise TypeError(f"{name} is a list of numbers of nodes; got {reprlib.repr(value)}")
-    return tuple(value)
+    def op(self, i: int, deps: Sequence[int]) -> Op:
+        node, where = self.fields[i], self.where(i)
+        others = {
+            key: self.numbers(field(node, key, LIST, where, []), where, key)
+            for key in ("control_deps", "overwrites", "in_place")
+        }
+        return Op(
+            name=node["name"],
+            deps=tuple(deps),
+            cost=field(node, "cost", NUMBER, where),
+            output_bytes=field(node, "bytes", BYTES, where),
+            workspace_bytes=field(node, "workspace", BYTES, where, 0),
+            is_backward=bool(field(node, "backward", FLAG, where, False)),
+            recomputable=bool(field(node, "recomputable", FLAG, where, True)),
+            kind=field(node, "op", TEXT, where, ""),
+            **others,
+        )

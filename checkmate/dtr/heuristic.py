@@ -110,6 +110,7 @@ def quotient(cost: Any, divisor: Any) -> Any:
     """
     if not isinstance(divisor, np.ndarray):
         return cost / divisor if divisor > 0 else math.inf
+    divisor = np.asarray(divisor, dtype=float)  # products beyond int64 are Python's own numbers
     scores = np.full(divisor.shape, math.inf)
     return np.divide(cost, divisor, out=scores, where=divisor > 0)
 

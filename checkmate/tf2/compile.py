@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,8 @@ from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
 
+Result = TypeVar("Result")
+
 OUT_OF_MEMORY = 1.1
 """By which factor activations are taken to be more than predicted where memory ran out."""
 
@@ -40,7 +42,7 @@ def compile(
     input_spec: Any,
     label_spec: Any,
     **options: Unpack[PlanKeywords],
-) -> PlannedStep:
+) -> PlannedStep[tuple[Any, tf.Tensor]]:
     """Makes a training step of a Keras model that keeps its memory within a budget.
 
     The step computes what Keras's own would: prediction in training mode, loss (with the losses of
@@ -87,7 +89,7 @@ def compile(
     return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))
 
 
-class PlannedStep:
+class PlannedStep(Generic[Result]):
     """A training step under a memory budget. Call it like the step it was made from.
 
     A batch smaller than the planned one runs too, under the same plan or, where its graph differs,
@@ -176,7 +178,7 @@ class PlannedStep:
     def _ipython_display_(self) -> None:
         self.report()._ipython_display_()
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: Any) -> Result:
         """Runs one step.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import tensorflow as tf
 from typing_extensions import Unpack
@@ -15,11 +15,30 @@ from checkmate.tf2.distribute import ReplicatedFunction
 from checkmate.tf2.error_text import spec_meant
 from checkmate.tf2.graph.trace import python_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.tf2.planned_function import Arguments, PlannedFunction, Result
 
 _OF_THE_STEP = {
     "input_signature": "it is an option of the step. Put tf.function(input_signature=...) under it."
 }
+
+
+@overload
+def function(
+    step: Callable[Arguments, Result],
+    *specs: Any,
+    strategy: tf.distribute.Strategy | None = None,
+    optimizer: Any = None,
+    **options: Unpack[PlanKeywords],
+) -> PlannedFunction[Arguments, Result]: ...
+
+
+@overload
+def function(
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    optimizer: Any = None,
+    **options: Unpack[PlanKeywords],
+) -> Callable[[Callable[Arguments, Result]], PlannedFunction[Arguments, Result]]: ...
 
 
 def function(
@@ -28,7 +47,7 @@ def function(
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
     **options: Unpack[PlanKeywords],
-) -> Any:
+) -> PlannedFunction | Callable[[Callable], PlannedFunction]:
     """Puts any training step under a memory budget, such as a `tf.function`.
 
     The step is planned at the first call, or here for the specs that are given. A call with other

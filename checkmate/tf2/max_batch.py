@@ -232,7 +232,7 @@ class MaxBatch:
     overhead: float
     budget_bytes: int
     binding_op: str
-    step: PlannedStep = field(repr=False)
+    step: PlannedStep[tuple[Any, tf.Tensor]] = field(repr=False)
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
@@ -435,7 +435,7 @@ class BatchSearch:
         if options.micro_batches == 1:
             options = replace(options, cost_model=self._growth.cost_model(batch))
         try:
-            step = PlannedStep(
+            step: PlannedStep = PlannedStep(
                 replace(request, options=options, explains=False), sized(specs, batch)
             )
         except InfeasibleBudgetError as error:

@@ -7,7 +7,7 @@ import html
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, overload
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.call import Call, converted, python_state, tell_changes
-from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.compile import PlannedStep, Result
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest
@@ -25,11 +25,14 @@ from checkmate.tf2.report import Report
 
 log = logging.getLogger("checkmate")
 
+Arguments = ParamSpec("Arguments")
+OfMethod = ParamSpec("OfMethod")  # those after the instance
+
 MANY_PLANS = 5
 """How many kinds of calls are planned before a warning says that there are many."""
 
 
-class PlannedFunction:
+class PlannedFunction(Generic[Arguments, Result]):
     """A step under a budget, with a plan for each kind of call that came. Its figures are those of
     the first kind.
 
@@ -52,7 +55,7 @@ class PlannedFunction:
 
     def __init__(
         self,
-        step: Callable,
+        step: Callable[Arguments, Result],
         options: PlanOptions,
         *,
         name: str,
@@ -65,7 +68,7 @@ class PlannedFunction:
         self._steps: dict[Any, PlannedStep] = {}
         self._scratch = Scratch()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Runs one step, planned now where no call of this kind was met before.
 
         Raises:
@@ -78,6 +81,14 @@ class PlannedFunction:
             )
         call = self._call(args, kwargs)
         return self._planned(call)(*call.tensors)
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> PlannedFunction[Arguments, Result]: ...
+
+    @overload
+    def __get__(
+        self: PlannedFunction[Concatenate[Any, OfMethod], Result], instance: Any, owner: Any = None
+    ) -> PlannedFunction[OfMethod, Result]: ...
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Returns the step of an instance where the step is a method, as a `tf.function` does. The

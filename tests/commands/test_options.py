@@ -29,9 +29,9 @@ from checkmate.solvers.solve import SOLVERS
         (("solve", "--json", "-b", "70%,lots"), "Cannot read 'lots'"),
         (("simulate", "-b", "70%,1e30"), "got '1e30'"),
         (("solve", "-o", "/proc/nothing"), "Cannot read or write /proc/nothing"),
-        (("solve", "-b", "60"), "Did you mean '60%' or '60GiB'?"),
+        (("solve", "-b", "60"), "Did you mean '60%', '60GiB' or '60 B'?"),
         (("solve", "-b", "70%,0.6"), "Did you mean '60%'?"),
-        (("simulate", "-b", "60"), "Did you mean '60%' or '60GiB'?"),
+        (("simulate", "-b", "60"), "Did you mean '60%', '60GiB' or '60 B'?"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_work_and_is_status_2(

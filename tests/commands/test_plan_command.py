@@ -1,10 +1,12 @@
 """`checkmate plan`: from a model to files."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from calling import invoke, lines_of_json
+from schemas import validator
 
 import checkmate
 from checkmate import DFGraph, replay
@@ -51,6 +53,8 @@ def test_plan_writes_a_graph_and_plans(models):
     assert (fits["status"], fails["status"]) == ("OPTIMAL", "INFEASIBLE")
     assert fits["graph_file"] == "some-models-small-b512.graph.json"
     graph = DFGraph.load(models / fits["graph_file"])
+    for kind in ("graph", "plan"):
+        validator(kind).validate(json.loads((models / fits[f"{kind}_file"]).read_text()))
     assert (
         replay(graph, load_plan(models / fits["plan_file"], graph=graph)).peak_bytes
         == fits["peak_bytes"]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from calling import GRAPH, PLAIN, invoke, lines_of_json
+from schemas import validator
 
 import checkmate
 from checkmate import DFGraph, floor, replay, solve
@@ -126,6 +127,7 @@ def test_solve_writes_plans_that_can_be_read(plan_files):
     for file, share in zip(plan_files, (0.6, 0.75, 0.9), strict=True):
         plan = load_plan(file, graph=GRAPH)
         facts = read_json(file)
+        validator("plan").validate(facts)
         assert (
             replay(GRAPH, plan).peak_bytes
             == facts["peak_bytes"]
@@ -133,6 +135,13 @@ def test_solve_writes_plans_that_can_be_read(plan_files):
             == int(share * PLAIN)
         )
         assert facts["graph_file"] == "chain.graph.json"
+
+
+@pytest.mark.parametrize("command", ["solve", "simulate"])
+def test_a_plan_in_the_place_of_a_graph_names_its_graph(command, plan_files, graph_file):
+    found = invoke(command, plan_files[0])
+    assert found.exit_code == 2
+    assert found.stderr == f"checkmate: {plan_files[0]} is a plan; its graph is {graph_file}.\n"
 
 
 def test_the_table_names_what_a_budget_can_be(graph_file):

@@ -4,22 +4,17 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
+from calling import invoke
 from strategies import training_chain
 
 from benchmarks import dtr as benchmark
 from benchmarks.recurrent import lstm, tree_lstm
-from checkmate.cli import main
 from checkmate.commands.simulate import overhead_curve
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.simulator import simulate
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ def test_table_and_status_1(log):
     found = invoke("simulate", log, "--budget", "12B")
     assert found.exit_code == 1
     assert "oom" in found.output
-    assert "Raise the budget" in found.output
+    assert "Raise the budget" in found.stderr
 
 
 def test_not_understood(log, tmp_path):
@@ -77,7 +72,7 @@ def test_not_understood(log, tmp_path):
     log.write_text(text[: len(text) // 2])
     found = invoke("simulate", log)
     assert found.exit_code == 2
-    assert re.search(r"[Ll]ine \d+.*expected", found.output)
+    assert re.search(r"[Ll]ine \d+.*expected", found.stderr)
 
 
 def test_a_graph_and_its_picture(tmp_path):

@@ -2,16 +2,19 @@
 last."""
 
 import json
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from schemas import refused, validator
 from training import assert_equal
 from unhurried import UNHURRIED
 
 import checkmate
 from checkmate import PlanError, PlanFileError, TraceError
+from checkmate.tf2.planning.store import MADE_FOR, Proof, slices_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -306,28 +309,87 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
     assert_equal(again(batch()[0]), step(batch()[0]))
 
 
+def test_a_plan_file_is_of_its_schema(kept):
+    data = json.loads(kept[1].read_text())
+    validator("plan").validate(data)
+    assert set(MADE_FOR) == set(data["made_for"])
+    of_steps = ("costs", "made_for", "slices", "unchanged", "plain_bytes", "rise_bytes")
+    assert {*of_steps, *Proof.__slots__, "budget_bytes", "peak_bytes"} <= set(data)
+    for key, value in (
+        ("unchanged", "zz"),
+        ("slices", {}),
+        ("made_for", {"device": 5}),
+        ("costs", [[1]]),
+        ("costs", [[1, 2, [-1]]]),
+        ("costs", [["a", 2]]),
+    ):
+        assert refused("plan", data | {key: value})
+
+
+@pytest.mark.parametrize("slices", [{}, {"size": 0, "plain_bytes": 1}, {"size": 1}, 5, "zz"])
+def test_slices_that_are_none(kept, tmp_path, slices):
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(json.loads(kept[1].read_text()) | {"slices": slices}))
+    assert refused("plan", json.loads(path.read_text()))
+    with pytest.raises(PlanFileError, match=r"slices(: (size|plain_bytes))? is .*was expected"):
+        slices_of(path)
+
+
+def changed(data, **changes):
+    """The contents of a file with a field made another by a function."""
+    return data | {key: change(data[key]) for key, change in changes.items()}
+
+
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         (lambda data: data | {"steps": data["steps"][1:]}, PlanError, "op"),
-        (
-            lambda data: data | {"costs": data["costs"][1:]},
-            PlanFileError,
-            "no file of a planned step",
+        *(
+            (partial(changed, **{key: value}), PlanFileError, text)
+            for key, value, text in (
+                (
+                    "costs",
+                    lambda rows: rows[1:],
+                    r"costs has \d+ rows; one for each of the \d+ ops",
+                ),
+                (
+                    "costs",
+                    lambda rows: [[-1, 0], *rows[1:]],
+                    "row 0 of costs: cost is -1; a finite",
+                ),
+                (
+                    "costs",
+                    lambda rows: [[1], *rows[1:]],
+                    r"row 0 of costs is \[1\]; \[cost, workspace",
+                ),
+                (
+                    "costs",
+                    lambda rows: [[1, 0, ["a"]], *rows[1:]],
+                    r'row 0 of costs: in_place is \["a"\]; a list of numbers of ops was expected',
+                ),
+                ("costs", lambda rows: [[1, 0, [0]], *rows[1:]], "its costs are not of this graph"),
+                ("costs", lambda rows: None, "is a plan of a graph alone: it has no costs"),
+                ("costs", lambda rows: "zz", 'costs is "zz"; a list was expected'),
+                ("unchanged", lambda _: "zz", 'unchanged is "zz"; true or false was expected'),
+                ("unchanged", lambda _: None, "unchanged is missing; true or false was expected"),
+                ("budget_bytes", lambda _: None, "budget_bytes is missing; a whole number of"),
+                (
+                    "rise_bytes",
+                    lambda _: -1,
+                    "rise_bytes is -1; a whole number of bytes, 0 or more",
+                ),
+                ("made_for", lambda _: 5, "made_for is 5; an object was expected"),
+                ("made_for", lambda old: old | {"parts": 5}, "made_for: parts is 5; an object was"),
+                ("made_for", lambda old: old | {"device_kind": "TPU"}, "TPU there and CPU here"),
+                ("bound", lambda _: 1e9, r"bound is 1e\+09; at most .*, the cost of the plan,"),
+                (
+                    "status",
+                    lambda _: "INFEASIBLE",
+                    'status is "INFEASIBLE"; "OPTIMAL" or "FEASIBLE"',
+                ),
+                ("bound_covers", lambda _: "all", 'bound_covers is "all"; "given order" or "any'),
+            )
         ),
-        (
-            lambda data: data | {"costs": [[-1.0, 0]] * len(data["costs"])},
-            PlanFileError,
-            "no file of a planned step",
-        ),
-        (
-            lambda data: data | {"made_for": data["made_for"] | {"device_kind": "TPU"}},
-            PlanFileError,
-            "TPU there and CPU here",
-        ),
-        (lambda data: data | {"bound": 1e9}, PlanFileError, "its proof is not one of its plan"),
-        (lambda data: data | {"status": "INFEASIBLE"}, PlanFileError, "its proof is not one"),
-        (lambda data: data | {"bound_covers": "all"}, PlanFileError, "covers no known plans"),
         (lambda data: [], PlanFileError, "an object was expected"),
     ],
 )

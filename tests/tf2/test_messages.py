@@ -120,7 +120,7 @@ def per_example(labels, prediction):
 
 NO_BUDGETS = ("a lot", "", "-1", 0, "6 parsecs", None)
 NO_SPECS = [(512, 32), [512, 32], (np.int64(512), 32), (None, 32)]
-SHARES = {0.6: "Did you mean '60%'?", 60: "Did you mean '60%' or '60GiB'?"}
+SHARES = {0.6: "Did you mean '60%'?", 60: "Did you mean '60%', '60GiB' or '60 B'?"}
 NAN = float("nan")
 MEANT = "Did you mean tf.TensorSpec((8, 16))?"
 ANOTHER = f"float32[{BATCH}, 16]"
@@ -292,7 +292,7 @@ def refused(call, error=TraceError):
 def test_a_file_of_something_else_is_refused_before_anything_is_traced(tmp_path):
     (tmp_path / "other.json").write_text('{"format": "something"}')
     message = refused(lambda: untraced(plan=tmp_path / "other.json"), PlanFileError)
-    assert "format 'something'" in message
+    assert 'format is "something"; "checkmate-plan" was expected' in message
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones():

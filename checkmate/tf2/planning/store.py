@@ -15,11 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tensorflow as tf
 
 from checkmate.core.cache import forgiven
+from checkmate.core.fields import (
+    BYTES,
+    COUNT,
+    FLAG,
+    INDICES,
+    LIST,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Kind,
+    field,
+    refusal,
+    shown,
+)
 from checkmate.core.files import fingerprint, load_plan, read_plan, save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
@@ -149,12 +163,10 @@ class Proof:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Proof:
-        """From the contents of a file, whose types were checked; it may have no proof."""
+        """From the contents of a file, whose fields were checked; it may have no proof."""
         known = {key: data[key] for key in cls.__slots__ if data.get(key) is not None}
         if "status" in known:
             known["status"] = SolveStatus[known["status"]]
-        if known.get("bound_covers", "any order") not in get_args(OrderSpace):
-            raise ValueError("its bound covers no known plans")
         return cls(**known)
 
     def facts(self) -> dict[str, Any]:
@@ -188,22 +200,20 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
     data = read_plan(path)
     _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
-    try:
-        return _stored(Path(path), data, traced, plan)
-    except (KeyError, TypeError, ValueError, OverflowError, GraphError) as error:
-        raise _no_plan(path, error) from error
-
-
-def _no_plan(path: str | os.PathLike, error: Exception) -> PlanFileError:
-    return PlanFileError(
-        f"{path} is no file of a planned step: {type(error).__name__} {error}. Make the plan again."
-    )
+    if "costs" not in data:
+        raise PlanFileError(
+            f"{path} is a plan of a graph alone: it has no costs. `checkmate plan MODEL` and `save`"
+            " of a step write plans of steps."
+        )
+    return _stored(Path(path), data, traced, plan)
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
     found, here = data.get("made_for"), _made_for(traced)
-    if not isinstance(found, dict):
+    if found is None:
         return
+    for key, kind in MADE_FOR.items():
+        field(found, key, kind, f"{path}: made_for", None)
     listed = [
         f"{shown} {found.get(key)} there and {here[key]} here"
         for key, shown in _NAMES.items()
@@ -222,22 +232,20 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
 
 
 def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
-    """Raises where the contents are not of the types that they must have."""
-    graph = _with_costs(traced.graph, data["costs"])
-    peak = replay(graph, plan).peak_bytes
+    graph = _with_costs(path, traced.graph, data["costs"])
+    timeline = replay(graph, plan)
     plain = replay(graph, traced.plain_plan()).peak_bytes
-    sizes = {
-        "budget_bytes": data["budget_bytes"],
-        "peak_bytes": max(peak, data["peak_bytes"]),
-        "plain_bytes": data.get("plain_bytes", plain),
-        "rise_bytes": data.get("rise_bytes", peak - traced.between_bytes),
-    }
+    peak = timeline.peak_bytes
+    otherwise = {"plain_bytes": plain, "rise_bytes": max(0, peak - traced.between_bytes)}
+    needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
+    sizes = {key: int(field(otherwise | data, key, BYTES, path)) for key in needed}
+    sizes["peak_bytes"] = max(peak, sizes["peak_bytes"])
     proof = Proof.read(data)
-    if not proof.status.has_plan or proof.bound > (1 + 1e-6) * replay(graph, plan).cost:
-        raise ValueError("its proof is not one of its plan")
-    if not all(type(size) is int and size >= 0 for size in sizes.values()):
-        raise TypeError("its sizes are not whole numbers of bytes")
-    return StoredPlan(path, graph, None if data["unchanged"] else plan, **sizes, proof=proof)
+    if proof.bound > (1 + 1e-6) * timeline.cost:
+        most = f"at most {timeline.cost:g}, the cost of the plan,"
+        raise refusal(path, f"bound is {proof.bound:g}", most)
+    own_plan = None if field(data, "unchanged", FLAG, path) else plan
+    return StoredPlan(path, graph, own_plan, **sizes, proof=proof)
 
 
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
@@ -292,6 +300,18 @@ def _refuse_other_rules(stored: StoredPlan, asked: PlanOptions) -> None:
         )
 
 
+MADE_FOR: dict[str, Kind] = {
+    "arguments": LIST,
+    "ops": COUNT,
+    "parts": OBJECT,
+    **dict.fromkeys(("device_kind", "device", "tensorflow"), TEXT),
+}
+"""Fields of a plan file's `made_for`, which says for what step a plan was made."""
+
+_COLUMNS = {"cost": NUMBER, "workspace_bytes": BYTES, "in_place": INDICES}
+"""Fields of `Op` in a row of `costs`."""
+
+
 _NAMES = {"arguments": "its arguments are", "ops": "its ops are", "device_kind": "its device is"}
 
 
@@ -309,17 +329,23 @@ def _made_for(traced: TracedStep) -> dict[str, Any]:
     }
 
 
-def _with_costs(graph: DFGraph, costs: list[list[Any]]) -> DFGraph:
-    ops = (
-        replace(
-            op,
-            cost=float(cost),
-            workspace_bytes=int(workspace),
-            in_place=tuple(map(int, more[0] if more else ())),
-        )
-        for op, (cost, workspace, *more) in zip(graph.ops, costs, strict=True)
-    )
-    return replace(graph, ops=tuple(ops))
+def _with_costs(path: Path, graph: DFGraph, costs: list[Any]) -> DFGraph:
+    if len(costs) != len(graph):
+        raise refusal(path, f"costs has {len(costs)} rows", f"one for each of the {len(graph)} ops")
+    rows = []
+    for k, row in enumerate(costs):
+        if not isinstance(row, list) or not 2 <= len(row) <= 3:
+            expected = "[cost, workspace, in_place], the last if there is any,"
+            raise refusal(path, f"row {k} of costs is {shown(row)}", expected)
+        facts = dict(zip(_COLUMNS, (*row, []), strict=False))
+        for key, kind in _COLUMNS.items():
+            field(facts, key, kind, f"{path}: row {k} of costs")
+        rows.append(facts | {"cost": float(facts["cost"])})
+    try:
+        ops = tuple(replace(op, **row) for op, row in zip(graph.ops, rows, strict=True))
+        return replace(graph, ops=ops)
+    except GraphError as error:
+        raise PlanFileError(f"{path}: its costs are not of this graph. {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,18 +356,15 @@ class StoredSlices:
     size: int
     plain_bytes: int
 
-    def __post_init__(self) -> None:
-        if not all(type(each) is int and each > 0 for each in (self.size, self.plain_bytes)):
-            raise ValueError("its slices are not whole numbers of examples and bytes")
-
 
 def slices_of(path: str | os.PathLike) -> StoredSlices | None:
     """The slices of a file's plan; None for a whole batch. Raises `PlanFileError` as `load`."""
     found = read_plan(path).get("slices")
-    try:
-        return None if found is None else StoredSlices(**found)
-    except (TypeError, ValueError) as error:
-        raise _no_plan(path, error) from error
+    if found is None:
+        return None
+    where = f"{path}: slices"
+    size, plain_bytes = (int(field(found, key, COUNT, where)) for key in ("size", "plain_bytes"))
+    return StoredSlices(size, plain_bytes)
 
 
 def stored_plan(task: PlanTask) -> Planned | None:

@@ -1,5 +1,5 @@
-"""A hook of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored
-outputs and pictures. None is run."""
+"""Hooks of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored
+outputs and pictures; none is run. The schemas of files are part of the site."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from traitlets.config import Config
 TOGETHER = {"CoalesceStreamsPreprocessor": {"enabled": True}}
 """What a cell prints is one block, however many pieces it is stored in."""
 
-FOLDER = Path(__file__).parents[1] / "tutorials"
+ROOT = Path(__file__).parents[1]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds `tutorials/NAME.md` for each notebook, and what it shows."""
-    for path in sorted(FOLDER.glob("*.ipynb")):
+    """Adds `tutorials/NAME.md` for each notebook, and what it shows; and `schemas/`."""
+    for path in sorted((ROOT / "checkmate" / "core" / "schemas").glob("*.json")):
+        files.append(File.generated(config, f"schemas/{path.name}", abs_src_path=str(path)))
+    for path in sorted((ROOT / "tutorials").glob("*.ipynb")):
         text, resources = MarkdownExporter(config=Config(TOGETHER)).from_filename(
             str(path), resources={"unique_key": path.stem}
         )
