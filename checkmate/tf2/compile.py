@@ -24,7 +24,7 @@ from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
-from checkmate.tf2.training_step import shown, training_step
+from checkmate.tf2.training_step import refuse_missing, shown, training_step
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -38,7 +38,7 @@ def compile(
     loss: Any,
     optimizer: Any,
     input_spec: Any,
-    label_spec: Any,
+    label_spec: Any = None,
     **options: Unpack[PlanKeywords],
 ) -> PlannedStep:
     """Makes a training step of a Keras model that keeps its memory within a budget.
@@ -66,6 +66,7 @@ def compile(
       `report()`.
 
     Raises:
+      TypeError: The loss, or another argument, was left out.
       TraceError: Specs that do not fit the model, a loss that is not a scalar, no trainable
         variables.
       BudgetError: A budget or a time limit that cannot be read.
@@ -82,6 +83,7 @@ def compile(
       >>> prediction, loss = step(images, labels)
     """
     asked = PlanOptions.of("compile", options, {"batch_size": "input_spec says it."})
+    refuse_missing("compile", loss, optimizer, label_spec)
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
     request = PlanRequest(train_step, model.name, asked)
     return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))

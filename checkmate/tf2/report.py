@@ -88,6 +88,7 @@ class Report:
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
       asked: The budget as it was asked for.
+      examples: The size of the batch; None where that is not known.
 
     Examples:
       >>> report = step.report()
@@ -113,6 +114,7 @@ class Report:
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
     asked: Bytes = ""
+    examples: int | None = None
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -247,9 +249,11 @@ class Report:
                 " float16 variables lower that."
             )
         if self.budget_bytes - lowest < NEAR_FLOOR * (self.plain_peak_bytes - lowest):
+            has_batch = self.examples != 1 and self.fixed_bytes <= MOSTLY_RESIDENT * lowest
             found.append(
                 "The budget is close to the least possible, which"
-                f" {_binding_layer(self.graph)} sets: only a smaller batch or layer lowers that."
+                f" {_binding_layer(self.graph)} sets: only a smaller"
+                f" {'batch or ' * has_batch}layer lowers that."
             )
         if self.predicted_slowdown > HIGH_OVERHEAD:
             slices = 'The batch in slices (micro_batches="auto")'

@@ -166,6 +166,18 @@ TABLE = {
         (partial(compiled, optimizer="adamm"), TraceError, "Did you mean 'adam'"),
         (partial(compiled, loss="mean_square_error"), TraceError, "mean 'mean_squared_error'"),
     ],
+    "what is left out": [
+        *(
+            (partial(call, None, *given, budget="1GiB"), TypeError, said)
+            for call in (checkmate.tf2.compile, checkmate.tf2.max_batch)
+            for given, said in (
+                (("adam", X, Y), "is missing its loss: it takes a model, a loss"),
+                (("mse", X, Y), "is missing its optimizer"),
+                (("mse", "adam", X), "is missing its label_spec"),
+            )
+        ),
+        (lambda: checkmate.tf2.compile(None, keras.optimizers.Adam(), X, Y), TypeError, "its loss"),
+    ],
     "what is no model or no step": [
         *(
             (partial(call, given, "mse", "sgd", X, Y, budget="1GiB"), TraceError, said)

@@ -189,6 +189,9 @@ def test_advice_follows_what_binds():
     assert "time_limit_s" in " ".join(report(result=loose).advice())
     assert "resident" in " ".join(report(step_bytes=PLAIN).advice())
     assert "least possible" in " ".join(report(budget_bytes=floor(GRAPH).bytes).advice())
+    lowest = {"budget_bytes": floor(GRAPH).bytes}
+    assert "a smaller batch or layer" in " ".join(report(**lowest).advice())
+    assert "only a smaller layer lowers" in " ".join(report(**lowest, examples=1).advice())
     assert "fits" in " ".join(report(budget=None).advice())
 
 

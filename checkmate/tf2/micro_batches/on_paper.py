@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.replay import floor
 from checkmate.errors import TraceError
 from checkmate.tf2.graph.trace import AlreadyTraced, TracedStep, trace
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
-from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
+from checkmate.units import format_bytes
 
 
 class StepOnPaper:
@@ -32,6 +34,16 @@ class StepOnPaper:
         specs = functions.arguments(self._specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
         return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
+
+    def smaller_batch(self, budget_bytes: int) -> str:
+        """A sentence on whether a smaller batch may fit, "" for a batch of one."""
+        if self.examples == 1:
+            return ""
+        single = trace(self._step, *sliced_specs(self._specs, 1), name=self._name).graph
+        least, budget = floor(single).bytes, format_bytes(budget_bytes)
+        if least > budget_bytes:
+            return f"Not even a batch of 1 fits {budget}: it needs {format_bytes(least)}."
+        return f"A smaller batch may fit {budget}: one of 1 needs {format_bytes(least)} at least."
 
     def with_all_variables(self, part: TracedStep, graph: DFGraph) -> DFGraph:
         """The graph of a slice with the bytes of the variables that only the optimizer's update

@@ -173,6 +173,12 @@ class PlanTask:
         return self.start.other_bytes
 
     @property
+    def examples(self) -> int | None:
+        """The size of the batch, where the arguments agree about it."""
+        sizes = {spec.shape[0] for spec in tf.nest.flatten(self.specs) if spec.shape.rank}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
     def reports(self) -> bool:
         return devices.allocator_reports(devices.training_device())
 
@@ -191,6 +197,7 @@ class PlanTask:
             "graph": graph,
             "plain_plan": self.traced.plain_plan(),
             "asked": self.request.options.budget,
+            "examples": self.examples,
         }
         return Report(**fields | more)
 
