@@ -11,7 +11,7 @@ from checkmate.core.replay import floor
 from checkmate.plot.layer_names import layer_names
 from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
-from checkmate.plot.usage import LayerUse, layers
+from checkmate.plot.usage import Allocated, LayerUse, layers
 from checkmate.printable import printable
 from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.tf2.memory.budget import MemoryBudget
@@ -169,6 +169,7 @@ class Report:
         """The report in one sentence."""
         source = "measured" if self.measured_peak_bytes else "predicted"
         peak = f"{format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)} ({source})"
+        plain = f"{format_bytes(self.plain_peak_bytes)} (predicted)"
         if self.result is None and self.micro_batches is None:
             return (
                 f"{self.name!r} runs unchanged, in {peak} of the"
@@ -176,7 +177,7 @@ class Report:
             )
         more = self.predicted_slowdown - 1
         return (
-            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)},"
+            f"{self.name!r} trains in {peak} instead of {plain},"
             f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for a predicted"
             f" {abs(more):.2%} {'more' if more >= 0 else 'less'} time; {self._proof()}."
         )
@@ -192,14 +193,15 @@ class Report:
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
         used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
+        overhead = f"{self.predicted_slowdown - 1:+.2%} time"
         if self.micro_batches:
             count = f"in {self.micro_batches.count} micro-batches"
-            return f"{count}, within {allowed}, {self.predicted_slowdown - 1:+.2%} time"
+            return f"{count}, predicted {used} of {allowed}, {overhead}"
         if self.result is None:
-            return f"runs unchanged, in {used} of {allowed}"
+            return f"runs unchanged, predicted {used} of {allowed}"
         is_optimal = self.result.status is SolveStatus.OPTIMAL
         gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
-        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
+        return f"predicted {used} of {allowed}, {overhead}, {gap}"
 
     def layers(self) -> list[LayerUse]:
         """The layers that the plan saves memory on or spends time on, most bytes first; empty
@@ -214,7 +216,7 @@ class Report:
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        enough = format_bytes(self.plain_peak_bytes)
+        enough, other = format_bytes(self.plain_peak_bytes), self.memory.other_bytes
         more = "the batch need not be split" if self.micro_batches else "nothing is recomputed"
         found = [f"From {enough} on {more}."]
         if self.result is not None:
@@ -224,7 +226,7 @@ class Report:
             )
         if self.graph is not None:
             found.append(
-                f"Below {format_bytes(floor(self.graph).bytes)} no plan"
+                f"Below {format_bytes(floor(self.graph).bytes + other)} no plan"
                 f"{' of such a slice' if self.micro_batches else ''} exists, because of"
                 f" {_binding_layer(self.graph)}."
             )
@@ -236,7 +238,8 @@ class Report:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None or self.graph is None:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
-        lowest, found, gap = floor(self.graph).bytes, [], self.result.gap or 0.0
+        lowest = floor(self.graph).bytes + self.memory.other_bytes
+        found, gap = [], self.result.gap or 0.0
         if gap > LONG_GAP:
             seconds = self.result.stats.seconds
             how = f"give the solver more than {seconds:.0f} s (time_limit_s)"
@@ -274,6 +277,7 @@ class Report:
             self.result.plan if self.result else None,
             budget_bytes=self.budget_bytes,
             plain=self.plain_plan,
+            allocated=self._allocated(),
             title=f"Checkmate plan of {self.name}",
             lead=self.sentence(),
             facts=[*self.facts(), *self._sentences()],
@@ -287,7 +291,21 @@ class Report:
         from checkmate.plot import memory
 
         plan = self.result.plan if self.result else None
-        return memory(self.graph, plan, budget_bytes=self.budget_bytes, plain=self.plain_plan)
+        return memory(
+            self.graph,
+            plan,
+            budget_bytes=self.budget_bytes,
+            plain=self.plain_plan,
+            allocated=self._allocated(),
+        )
+
+    def _allocated(self) -> Allocated:
+        """The predicted peaks, for pictures."""
+        other, micro = self.memory.other_bytes, self.micro_batches
+        planned = self.predicted_peak_bytes or self.peak_bytes + other
+        if micro is None:
+            return Allocated(other, self.plain_peak_bytes, planned)
+        return Allocated(other, micro.peak_bytes, planned, part="slice")
 
     def _ipython_display_(self) -> None:
         show_in_notebook(self._table(), self.picture())
@@ -381,14 +399,17 @@ class Report:
 
     def _peaks(self) -> list[tuple[str, str]]:
         predicted = format_bytes(self.predicted_peak_bytes or self.peak_bytes)
+        plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         measured = f"{steps} ran" if self.steps else "no step ran yet"
         if self.measured_peak_bytes:
             measured = f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
+        if self.result is None and self.micro_batches is None:
+            return [("plain peak", f"{plain}; {measured}")]
         share = self.expected_peak_bytes / self.plain_peak_bytes
         return [
-            ("peak, this step", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
-            ("peak, plain step", f"{format_bytes(self.plain_peak_bytes)} predicted"),
+            ("planned peak", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
+            ("plain peak", plain),
         ]
 
     def _plan_facts(self, result: SolveResult, plan: Plan) -> list[tuple[str, str]]:

@@ -84,6 +84,39 @@ def test_memory_draws_the_judge_s_figures(stored):
     assert COLOURS["recomputed"] not in areas(plain)
 
 
+def test_no_label_of_a_peak_crosses_the_budget_line(stored):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    graph, plan = stored
+    peak = replay(graph, plan).peak_bytes
+    for share in (1.0, 1.01, 1.1, 1.2, 1.25, 1.3, 1.4, 1.6):
+        figure = plot.memory(graph, plan, budget_bytes=int(share * peak)).figure
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            line = axis.transData.transform((0, share * peak / MIB))[1]
+            for text in axis.texts:
+                box = text.get_window_extent()
+                assert not box.y0 < line < box.y1, (share, text.get_text())
+                assert box.y1 < axis.get_tightbbox().y1 + 1
+
+
+def test_memory_by_an_allocator_s_count(stored):
+    graph, plan = stored
+    other, asked = 3 * MIB, {"plain step": Plan.keep_all(graph), "planned step": plan}
+    asked = {title: replay(graph, each).peak_bytes + other for title, each in asked.items()}
+    peaks = [asked["plain step"] + 5 * MIB, asked["planned step"] + MIB]
+    picture = plot.memory(graph, plan, allocated=plot.Allocated(other, *peaks))
+    for axis, title, peak in zip(picture.figure.axes, asked, peaks, strict=True):
+        assert axis.get_title(loc="left") == title
+        assert f"peak {format_bytes(peak)} predicted" in axis.texts[0].get_text()
+        drawn = areas(axis)
+        assert max(corners[:, 1].max() for corners in drawn.values()) == pytest.approx(peak / MIB)
+        resident = drawn[COLOURS["resident"]]
+        assert resident[:, 1].max() == pytest.approx((graph.fixed_bytes + other) / MIB)
+        assert COLOURS["overhead"] in drawn
+
+
 def test_the_legend_of_memory_names_what_is_drawn(stored):
     graph, plan = stored
     picture = plot.memory(graph, plan, budget_bytes=10 * MIB)
