@@ -20,7 +20,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
 from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.request import Planned, PlanRequest
+from checkmate.tf2.planning.request import Planned, PlanRequest, Reason
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
@@ -188,13 +188,14 @@ class PlannedStep:
         """
         flat = self._flatten(batch)
         running = self._running(flat)
-        if asked := running.reason_to_plan_anew():
-            running = self._anew(running, flat, *asked)
+        if reason := running.reason_to_plan_anew():
+            running = self._anew(running, flat, reason)
         while True:
             try:
                 return running(*flat)
             except OutOfMemory as out:
-                lower = self._anew(running, flat, str(out), OUT_OF_MEMORY)
+                reason = Reason(str(out), "memory ran out", OUT_OF_MEMORY)
+                lower = self._anew(running, flat, reason)
                 if lower is running:
                     raise out.__cause__ from None  # type: ignore[misc]
                 running = lower
@@ -220,18 +221,16 @@ class PlannedStep:
             self._by_shape[_shapes(flat)] = found
         return found
 
-    def _anew(
-        self, running: RunningStep, flat: list[tf.Tensor], why: str, correction: float
-    ) -> RunningStep:
+    def _anew(self, running: RunningStep, flat: list[tf.Tensor], reason: Reason) -> RunningStep:
         """The main plan made anew, by what steps took; the same where no other plan is found, or
         where its random numbers would begin again."""
         if any(each.has_drawn for each in self._by_shape.values()):
-            if correction >= 1:
-                log.warning("%s %s", why, HAS_DRAWN)
+            if reason.correction >= 1:
+                log.warning("%s %s", reason.sentence, HAS_DRAWN)
             running.is_final = True
             return running
         batch = flat if running is self._main else ()
-        planned = self._planner.anew(self.planned, self._specs, batch, why, correction)
+        planned = self._planner.anew(self.planned, self._specs, batch, reason)
         if planned is self.planned:
             running.is_final = True
             return running

@@ -89,6 +89,8 @@ class Report:
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
       asked: The budget as it was asked for.
       examples: The size of the batch; None where that is not known.
+      origin: Where the plan comes from, if not from a first search: "plan from FILE", "planned
+        anew: " and why.
 
     Examples:
       >>> report = step.report()
@@ -115,6 +117,7 @@ class Report:
     tried_slices: tuple[TriedSlices, ...] = ()
     asked: Bytes = ""
     examples: int | None = None
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -193,15 +196,18 @@ class Report:
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
         used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
-        overhead = f"{self.predicted_slowdown - 1:+.2%} time"
+        facts = [f"predicted {used} of {allowed}"]
         if self.micro_batches:
-            count = f"in {self.micro_batches.count} micro-batches"
-            return f"{count}, predicted {used} of {allowed}, {overhead}"
-        if self.result is None:
-            return f"runs unchanged, predicted {used} of {allowed}"
-        is_optimal = self.result.status is SolveStatus.OPTIMAL
-        gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
-        return f"predicted {used} of {allowed}, {overhead}, {gap}"
+            facts.insert(0, f"in {self.micro_batches.count} micro-batches")
+        elif self.result is None:
+            facts[0] = f"runs unchanged, {facts[0]}"
+        if self.result or self.micro_batches:
+            facts.append(f"{self.predicted_slowdown - 1:+.2%} time")
+        if self.result and not self.micro_batches:
+            is_optimal = self.result.status is SolveStatus.OPTIMAL
+            gap = gap_text(self.result.gap or 0)
+            facts.append("optimal" if is_optimal else f"{gap} above the bound")
+        return ", ".join([*facts, *filter(None, [self.origin])])
 
     def layers(self) -> list[LayerUse]:
         """The layers that the plan saves memory on or spends time on, most bytes first; empty
