@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from checkmate.errors import PlanFileError, TraceError
+from checkmate.errors import PlanFileError, SolverUnavailableError, TraceError
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
@@ -64,7 +64,7 @@ class PlanOptions:
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
-      SolverUnavailableError: A solver that is not there.
+      SolverUnavailableError: A solver that is not there, or makes no plans.
       TraceError: A batch size or a number of micro-batches that is not a whole number of at least
         1.
       PlanFileError: There is no such plan file.
@@ -84,7 +84,11 @@ class PlanOptions:
     micro_batches: int | str = 1
 
     def __post_init__(self) -> None:
-        make_solver(self.solver)
+        if not getattr(make_solver(self.solver), "makes_plans", True):
+            raise SolverUnavailableError(
+                f"Solver {self.solver!r} makes no plans, only bounds on their cost, and a step runs"
+                " under a plan. Use solver='auto', whose report has a bound, too."
+            )
         if self.budget != "auto":
             check_budget(self.budget)
         if self.time_limit_s is not None:

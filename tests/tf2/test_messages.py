@@ -201,6 +201,7 @@ TABLE = {
         (frozen, TraceError, "'dense_model' has no trainable variables", "trainable=True"),
         (lambda: checkmate.tf2.verify(dense_model(), (X, Y)), TraceError, "got Functional"),
         (lambda: checkmate.tf2.function("6GiB"), TraceError, "A step is a function"),
+        (lambda: checkmate.tf2.function(**GIB)(3), TraceError, "A step is a function; got 3"),
         (lambda: function_of(tf.sparse.from_dense([[1.0]])), TraceError, "SparseTens", "to_dense"),
         (lambda: function_of(tf.ragged.constant([[1.0], []])), TraceError, "Ragged", "to_tensor"),
         (lambda: function_of(tf.constant(["a", "b"])), TraceError, "those of text"),
@@ -242,6 +243,10 @@ TABLE = {
         (partial(door, "max_batch", batch_size=8), TypeError, "batch_size: ", "finds the batch"),
         (partial(door, "max_batch", plan="plans"), TypeError, "not take plan: ", "each batch"),
         *((partial(untraced, solver=s), SolverUnavailableError, "state_space") for s in ("gu", 7)),
+        *(
+            (partial(each, solver="lp_bound:glop"), SolverUnavailableError, "makes no plans, only")
+            for each in (untraced, partial(door, "rematerialize"), partial(door, "max_batch"))
+        ),
         (partial(compiled, cost_model="flops"), BudgetError, "profile, roofline, unit"),
         *(
             (partial(PlanOptions, micro_batches=each), TraceError, "is the number of slices")
@@ -299,6 +304,15 @@ def refused(call, error=TraceError):
     for noise in ("\x1b", "\n", "in user code", 'File "', "{{node", "Arguments received"):
         assert noise not in message
     return message
+
+
+def test_a_call_without_arguments_names_the_function_as_its_user_does():
+    @checkmate.tf2.function(**GIB)
+    def train_step(images):
+        return images
+
+    message = refused(train_step)
+    assert message.endswith(": train_step() missing 1 required positional argument: 'images'.")
 
 
 def test_a_file_of_something_else_is_refused_before_anything_is_traced(tmp_path):

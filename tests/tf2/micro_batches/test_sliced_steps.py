@@ -113,9 +113,12 @@ def test_auto_takes_the_cheapest_number_of_slices_and_bounds_all(monkeypatch, ca
     assert "micro-batches" in report.sentence() and "looked at" in str(report)
 
 
-def test_auto_leaves_alone_what_fits():
+def test_auto_leaves_alone_what_fits_and_its_plan_is_for_no_slices(tmp_path):
     _, step = compiled("2GiB", "auto")
     assert step.report().micro_batches is None and step.result is None
+    step.save(tmp_path / "plan.json")
+    with pytest.raises(checkmate.PlanFileError, match="is for a whole batch, and a batch of 16 in"):
+        compiled("2GiB", 2, plan=tmp_path / "plan.json")
 
 
 def test_auto_does_not_split_what_is_bound_together_and_names_the_op():
