@@ -1,8 +1,11 @@
 """What a step says of itself: as text, as a page, in a notebook."""
 
+import itertools
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from strategies import training_chain
@@ -10,12 +13,13 @@ from strategies import training_chain
 import checkmate
 from checkmate import Plan, SolveStatus, floor, replay, solve
 from checkmate.tf2.memory.budget import MemoryBudget
-from checkmate.tf2.report import MicroBatches, Report
+from checkmate.tf2.report import MicroBatches, Report, TriedSlices
 from checkmate.tf2.tensorboard import scalars
 from checkmate.units import format_bytes, parse_bytes
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
+ROOT = Path(checkmate.__file__).parents[1]
 GRAPH = training_chain(12, sizes=(2**20, 2**19), costs=(1.0, 3.0), fixed_bytes=2**20)
 PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
 
@@ -58,6 +62,44 @@ def test_a_share_says_of_what_it_is_one():
     own = format_bytes(PLAIN - other)
     assert f"60% of the plain step's own {own}, and {format_bytes(other)}" in str(found)
     assert "of the plain step's own" not in str(report(asked="6GiB"))
+
+
+PAGES = sorted([*ROOT.glob("tutorials/*.ipynb"), *ROOT.glob("docs/*.md")])
+
+
+def reports_in(path):
+    """The names of the rows of each report that is stored on a page, printed or as a table."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        shown = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
+        datas = [output.get("data", {}) for output in shown]
+        for data in datas:
+            table = re.findall(r"<tr><td[^>]*>(.*?)</td><td", "".join(data.get("text/html", ())))
+            if {"budget", "time"} <= {*table}:
+                yield {*table} - {"next", "try", "note"}
+        text = "".join("".join(output.get("text", ())) + "\n" for output in shown)
+    for block in re.split(r"^ *'.*' (?=trains in|runs unchanged)", text, flags=re.MULTILINE)[1:]:
+        lines = itertools.takewhile(lambda line: line.startswith("  "), block.splitlines()[1:])
+        found = [re.match(r" {2,6}(\S.*?) {2,}\S", line) for line in lines]
+        names = [match[1] for match in found if match]
+        if "time" in names:  # else it is the sentence alone
+            yield {*names[: names.index("time") + 1]}  # layers follow
+
+
+def test_stored_reports_have_the_rows_of_today_s():
+    micro = MicroBatches(4, 8, 32, 0, PLAIN, 9.0, 9.0, 8.0, 7.0, PLAIN)
+    more = {"step_seconds": 1.0, "next_batch_bytes": 1, "tried_slices": (TriedSlices(4, 1.0, 2.0),)}
+    needed = {key for key, _ in report().facts()}
+    unchanged = {key for key, _ in report(budget=None).facts()}
+    known = {key for key, _ in report(micro_batches=micro, **more).facts()}
+    stored = [(path.name, names) for path in PAGES for names in reports_in(path)]
+    assert len(stored) >= 4
+    stale = [
+        f"{name}: {sorted(names - known)} are no more, {sorted(needed - names)} are new"
+        for name, names in stored
+        if not names <= known or not (needed <= names or unchanged == names)
+    ]
+    assert not stale
 
 
 def test_layers_that_save_nothing_do_not_pay():
