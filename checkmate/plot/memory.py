@@ -27,6 +27,9 @@ from checkmate.plot.picture import (
 from checkmate.plot.usage import PARTS, Allocated, Usage, usages
 from checkmate.units import format_bytes
 
+ONE_ROW = 6
+"""Entries of a legend that fit into one row."""
+
 
 def memory(
     graph: DFGraph,
@@ -74,9 +77,8 @@ def memory(
         }
         legend = {label: drawn.pop(label) for label in LABELS.values() if label in drawn} | drawn
         title = f"Memory over one training step of {graph.name or 'the graph'}"
-        return finished(
-            figure, title, legend, ncols=len(legend), handlelength=1.4, columnspacing=1.4
-        )
+        ncols = len(legend) if len(legend) <= ONE_ROW else -(-len(legend) // 2)
+        return finished(figure, title, legend, ncols=ncols, handlelength=1.4, columnspacing=1.4)
 
 
 def _draw(

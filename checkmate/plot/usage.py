@@ -31,9 +31,14 @@ class Allocated:
 
     Attributes:
       other_bytes: In use whatever the plan: tensors of others, and the next batches.
-      plain_peak_bytes, planned_peak_bytes: The predicted peaks, all included. What is beyond the
-        bytes that ops ask for is the allocator's overhead at the peak.
+      plain_peak_bytes: The predicted peak of the plain step, all included. What is beyond the bytes
+        that ops ask for is the allocator's overhead at the peak.
+      planned_peak_bytes: That of the planned step.
       part: "step", or "slice" of one whose batch is split.
+
+    Examples:
+      >>> allocated = checkmate.plot.Allocated(2**20, 6 * 2**30, 4 * 2**30)
+      >>> picture = checkmate.plot.memory(graph, result.plan, allocated=allocated)
     """
 
     other_bytes: int

@@ -171,16 +171,19 @@ class Report:
     def sentence(self) -> str:
         """The report in one sentence."""
         source = "measured" if self.measured_peak_bytes else "predicted"
-        peak = f"{format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)} ({source})"
-        plain = f"{format_bytes(self.plain_peak_bytes)} (predicted)"
+        peak = format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)
         if self.result is None and self.micro_batches is None:
             return (
-                f"{self.name!r} runs unchanged, in {peak} of the"
+                f"{self.name!r} runs unchanged, in {peak} ({source}) of the"
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
+        plain = format_bytes(self.plain_peak_bytes)
+        peaks = f"{peak} instead of {plain} (both predicted)"
+        if self.measured_peak_bytes:
+            peaks = f"{peak} (measured) instead of {plain} (predicted)"
         more = self.predicted_slowdown - 1
         return (
-            f"{self.name!r} trains in {peak} instead of {plain},"
+            f"{self.name!r} trains in {peaks},"
             f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for a predicted"
             f" {abs(more):.2%} {'more' if more >= 0 else 'less'} time; {self._proof()}."
         )

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_memory_by_an_allocator_s_count(stored):
         resident = drawn[COLOURS["resident"]]
         assert resident[:, 1].max() == pytest.approx((graph.fixed_bytes + other) / MIB)
         assert COLOURS["overhead"] in drawn
+
+
+def test_a_legend_of_all_kinds_of_memory_is_within_the_picture():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kinds = {"updates": True, "gradient_bytes": MIB // 2, "fixed_bytes": MIB}
+    graph = training_chain(14, sizes=(MIB, 2 * MIB), **kinds)
+    graph = replace(graph, ops=tuple(replace(op, workspace_bytes=MIB) for op in graph.ops))
+    plan, plain = solve(graph, "75%").plan, replay(graph, Plan.keep_all(graph)).peak_bytes
+    allocated = plot.Allocated(0, 2 * plain, plain)
+    figure = plot.memory(graph, plan, budget_bytes=plain, allocated=allocated).figure
+    assert len(figure.legends[0].get_texts()) >= len(LABELS)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    box, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1
 
 
 def test_the_legend_of_memory_names_what_is_drawn(stored):

@@ -219,7 +219,7 @@ def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
 def test_what_was_not_measured_is_not_said():
     assert "of plain; no step ran yet" in rows(str(report()))["planned peak"]
     assert "step" not in rows(str(report()))
-    assert "(predicted)" in report().sentence()
+    assert "(both predicted)" in report().sentence()
     assert "(measured)" in report(measured_peak_bytes=1).sentence()
 
 

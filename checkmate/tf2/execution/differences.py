@@ -86,7 +86,7 @@ class Verification:
         )
         lines += [f"    not run: {name}" for name in self.not_run[:5]]
         lines += [f"    beyond the plan: {name}" for name in self.run_again[:5]]
-        lines += [f"    not in place, as was planned: {name}" for name in self.not_in_place[:5]]
+        lines += [f"    not in place, against the plan: {name}" for name in self.not_in_place[:5]]
         if self.measured_peak_bytes is not None:
             plain = "not measured"
             if self.plain_peak_bytes:

@@ -62,7 +62,7 @@ def test_no_step_runs_before_the_first_call():
     assert step.plan.recomputed and chain.state() == before
     report = step.report()
     assert report.steps == 0 and report.measured_peak_bytes is None
-    assert "no step ran yet" in str(report) and "(predicted)" in report.sentence()
+    assert "no step ran yet" in str(report) and "(both predicted)" in report.sentence()
     for k in range(1, 4):
         step(chain.x)
         assert int(chain.count) == k and step.report().steps == k
