@@ -23,6 +23,7 @@ class StepOnPaper:
         self.traced = trace(step, *specs, name=name)
         self.examples = examples_of(specs)
         self._sliced: SlicedStep | None = None
+        self._single: DFGraph | None = None
 
     def slice(self, slices: Slices) -> TracedStep:
         """Traces the function of a slice. Raises `TraceError`, which names the op, where the
@@ -39,8 +40,9 @@ class StepOnPaper:
         """A sentence on whether a smaller batch may fit, "" for a batch of one."""
         if self.examples == 1:
             return ""
-        single = trace(self._step, *sliced_specs(self._specs, 1), name=self._name).graph
-        least, budget = floor(single).bytes, format_bytes(budget_bytes)
+        if self._single is None:
+            self._single = trace(self._step, *sliced_specs(self._specs, 1), name=self._name).graph
+        least, budget = floor(self._single).bytes, format_bytes(budget_bytes)
         if least > budget_bytes:
             return f"Not even a batch of 1 fits {budget}: it needs {format_bytes(least)}."
         return f"A smaller batch may fit {budget}: one of 1 needs {format_bytes(least)} at least."
