@@ -75,7 +75,8 @@ def test_show_draws_what_goes_with_the_files(plan_files, graph_file, tmp_path):
 
 
 def test_an_op_of_no_layer_binds_by_its_own_name(tmp_path):
-    DFGraph((Op("adam/truediv_1", output_bytes=5),), fixed_bytes=2).save(tmp_path / "a.json")
+    update = Op("adam/truediv_1", output_bytes=5, is_backward=True)
+    DFGraph((Op("model/dense/MatMul"), update), fixed_bytes=2).save(tmp_path / "a.json")
     shown = " ".join(invoke("show", tmp_path / "a.json").stdout.split())
     assert "plain peak 7 B asked for no plan below 7 B, because of adam/truediv_1" in shown
 
