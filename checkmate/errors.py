@@ -139,7 +139,7 @@ class NoPlanFoundError(CheckmateError, RuntimeError):
 
 
 class SolverUnavailableError(CheckmateError, ImportError):
-    """The solver is not known.
+    """The solver is not known, or its package cannot be imported.
 
     Examples:
       >>> checkmate.solve(graph, "60%", solver="gurobi")

@@ -88,6 +88,15 @@ class Progress:
                 self._screen.ended(phase.seconds)
             self._running.pop()
 
+    @contextmanager
+    def of_part(self, name: str) -> Iterator[Progress]:
+        """Has lines begin with another name meanwhile: that of a part of the work."""
+        whole, self._name = self._name, name
+        try:
+            yield self
+        finally:
+            self._name = whole
+
     def tell(self, detail: str) -> None:
         if self._running:
             self._running[-1].detail = detail

@@ -74,12 +74,12 @@ def demo_command(
 
 
 def _print(found: Demo, steps: int) -> None:
-    runs = {"plain": found.plain, f"budget {format_bytes(found.budget_bytes)}": found.planned}
     rows = []
-    for name, run in runs.items():
+    for name, run in {"plain": found.plain, "planned": found.planned}.items():
         losses = [f"{run.losses[k]:.6f}" for k in (0, -1)]
         rows.append((name, format_bytes(run.peak_bytes), f"{run.step_s:.2f} s", *losses))
     title = f"{found.model}, {steps} training steps on {found.device}"
-    columns = ("", "measured peak", "step time", "first loss", "last loss")
-    print_table(title, columns, rows, left=("",))
+    title += f", budget {format_bytes(found.budget_bytes)}"
+    columns = ("step", "measured peak", "step time", "first loss", "last loss")
+    print_table(title, columns, rows, left=("step",))
     say(found.sentence())

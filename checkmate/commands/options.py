@@ -73,6 +73,16 @@ def _amounts(texts: Iterable[str]) -> list[str]:
     return found
 
 
+class NameOf(click.Choice):
+    """One of some names, completed by a shell. An unknown one is refused with those like it."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        refuse_unknown([value], [*map(str, self.choices)], parameter.name if parameter else "")
+        return super().convert(value, parameter, context)
+
+
 budget_option = click.option(
     "--budget",
     "-b",
@@ -91,7 +101,7 @@ solver_option = click.option(
     "--solver",
     default="auto",
     show_default=True,
-    type=click.Choice(SPELLINGS),
+    type=NameOf(SPELLINGS),
     metavar="NAME",
     help=f"The solver, for some with an option after a colon: {solver_list()}.",
 )

@@ -170,8 +170,8 @@ def print_plans(graph: DFGraph, found: list[Found], plain_bytes: int) -> None:
     print_table(title, ("budget", *COLUMNS, "solved in"), [cells(graph, one) for one in found])
     lowest = max(one.facts["floor_bytes"] for one in found)
     say(
-        f"The plain step needs {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is"
-        " no plan."
+        f"The plain peak is {format_bytes(plain_bytes)}; below {format_bytes(lowest)} there is no"
+        " plan. Peaks are what ops ask for."
     )
     if any(one.plan for one in found):
         is_given = any(one.facts.get("bound_covers") == "given order" for one in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import TraceError
+from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import CostModel, with_costs
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.micro_batches.on_paper import StepOnPaper
@@ -59,13 +60,21 @@ class SliceGraphs:
         plain = self._whole.plain_bytes
         if count != "auto":
             sliced = self._at(Slices.of(self._step.examples, int(count)))
-            yield sliced, list(solve_each(sliced.graph, budgets, search, percent_of=plain))
+            found = solve_each(sliced.graph, budgets, search, percent_of=plain)
+            yield sliced, [self._advised(one, sliced) for one in found]
             return
         for budget, _ in each_budget(budgets, percent_of=plain):
-            sliced, found = self._cheapest(budget, search)
-            yield sliced, [found]
-            if is_interrupted(found):
+            sliced, best = self._cheapest(budget, search)
+            yield sliced, [self._advised(best, sliced)]
+            if is_interrupted(best):
                 break
+
+    def _advised(self, found: Found, sliced: SliceGraph) -> Found:
+        """A refusal of the whole batch with what a smaller one would need."""
+        if sliced is not self._whole or found.facts["status"] != SolveStatus.INFEASIBLE.name:
+            return found
+        advice = self._step.smaller_batch(found.facts["budget_bytes"])
+        return replace(found, message=f"{found.message} {advice}".rstrip())
 
     def _at(self, slices: Slices) -> SliceGraph:
         if slices.size not in self._made:

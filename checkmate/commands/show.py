@@ -178,11 +178,12 @@ def graph_facts(graph: DFGraph) -> dict[str, Any]:
 
 def graph_rows(graph: DFGraph) -> list[tuple[str, str]]:
     facts = graph_facts(graph)
-    binding = layer_names(graph)[graph.index(facts["binding_op"])]
+    op = facts["binding_op"]
+    binding = layer_names(graph)[graph.index(op)] or op
     return [
         ("ops", str(len(graph))),
         ("resident", f"{format_bytes(facts['fixed_bytes'])} (variables, optimizer, batch)"),
-        ("the plain step needs", format_bytes(facts["plain_peak_bytes"])),
+        ("plain peak", f"{format_bytes(facts['plain_peak_bytes'])} asked for"),
         ("no plan below", f"{format_bytes(facts['floor_bytes'])}, because of {binding}"),
     ]
 
@@ -195,7 +196,7 @@ def plan_rows(one: Found) -> list[tuple[str, str]]:
         f" {len(again)} ops"
     )
     rows += [
-        ("the planned step needs", format_bytes(facts["peak_bytes"])),
+        ("planned peak", f"{format_bytes(facts['peak_bytes'])} asked for"),
         ("extra time", extra),
         ("proven", proof(facts)),
     ]

@@ -66,7 +66,7 @@ class Demo:
         return (
             f"With a budget of {format_bytes(self.budget_bytes)}, {self.model} trained in"
             f" {format_bytes(self.planned.peak_bytes)} instead of"
-            f" {format_bytes(self.plain.peak_bytes)} ({share:.0%}), at"
+            f" {format_bytes(self.plain.peak_bytes)} (measured, {share:.0%}), at"
             f" {self.planned.step_s / self.plain.step_s:.2f} times the step time, with {losses}."
         )
 

@@ -7,8 +7,10 @@ from checkmate.plot.matrices import matrices
 from checkmate.plot.memory import measured, memory
 from checkmate.plot.page import page
 from checkmate.plot.picture import Picture
+from checkmate.plot.usage import Allocated
 
 __all__ = [
+    "Allocated",
     "Picture",
     "Point",
     "batch_sizes",

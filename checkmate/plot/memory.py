@@ -24,8 +24,11 @@ from checkmate.plot.picture import (
     mark_peak,
     shorten,
 )
-from checkmate.plot.usage import PARTS, Usage, usage
+from checkmate.plot.usage import PARTS, Allocated, Usage, usages
 from checkmate.units import format_bytes
+
+ONE_ROW = 6
+"""Entries of a legend that fit into one row."""
 
 
 def memory(
@@ -34,36 +37,39 @@ def memory(
     *,
     budget_bytes: int | None = None,
     plain: Plan | None = None,
+    allocated: Allocated | None = None,
 ) -> Picture:
     """Draws the bytes in use while a step runs, by kind, with the op that sets the peak. Time is
-    the cost of ops, as a share of the plain step's.
+    the cost of ops, as a share of the plain step's. Bytes are those that ops ask for, unless an
+    allocator's are given.
 
     Args:
       graph: The graph of the step.
       plan: The plan to draw next to the plain step; None for the plain step alone.
       budget_bytes: Where to draw the budget line.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
+      allocated: The predicted peaks by an allocator's count, and the bytes that the graph does not
+        count; they are then part of the picture.
 
     Examples:
       >>> picture = checkmate.plot.memory(graph, result.plan)
       >>> picture.save("memory.svg")
     """
-    shown = [("plain step", usage(graph, plain or Plan.keep_all(graph)))]
-    if plan is not None:
-        shown.append(("planned step", usage(graph, plan)))
-    most = max(found.timeline.peak_bytes for _, found in shown)
+    shown = usages(graph, plain, plan, allocated)
+    most = max(found.bytes_by_part.sum(axis=1).max() for found in shown.values())
     unit, size = byte_scale(max(most, budget_bytes or 0))
-    widths = [found.starts[-1] for _, found in shown]
+    widths = [found.starts[-1] for found in shown.values()]
     with drawing(3.7, 1, len(shown), sharey=True, squeeze=False, width_ratios=widths) as (
         figure,
         axes,
     ):
-        for axis, (title, found) in zip(axes[0], shown, strict=True):
-            _draw(axis, title, found, size, budget_bytes)
+        counted = "predicted" if allocated else "asked for"
+        for axis, (title, found) in zip(axes[0], shown.items(), strict=True):
             axis.set_ylim(0, 1.18 * max(most, budget_bytes or 0) / size)
+            _draw(axis, title, found, size, budget_bytes, counted)
             if budget_bytes:
                 draw_budget(axis, budget_bytes, size)
-        axes[0, 0].set_ylabel(f"memory in use, {unit}")
+        axes[0, 0].set_ylabel(f"memory {counted}, {unit}")
         drawn = {
             label: handle
             for axis in axes[0]
@@ -71,12 +77,13 @@ def memory(
         }
         legend = {label: drawn.pop(label) for label in LABELS.values() if label in drawn} | drawn
         title = f"Memory over one training step of {graph.name or 'the graph'}"
-        return finished(
-            figure, title, legend, ncols=len(legend), handlelength=1.4, columnspacing=1.4
-        )
+        ncols = len(legend) if len(legend) <= ONE_ROW else -(-len(legend) // 2)
+        return finished(figure, title, legend, ncols=ncols, handlelength=1.4, columnspacing=1.4)
 
 
-def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | None) -> None:
+def _draw(
+    axis: Any, title: str, found: Usage, size: float, budget_bytes: int | None, counted: str
+) -> None:
     x, below = 100 * found.starts, np.zeros(len(found.ops) + 1)
     for column, part in enumerate(PARTS):
         part_bytes = found.bytes_by_part[:, column]
@@ -89,12 +96,13 @@ def _draw(axis: Any, title: str, found: Usage, size: float, budget_bytes: int | 
             drawn = x[corners], below[corners], above[corners]
             axis.fill_between(*drawn, step="post", **style)
             below = above
-    k, peak = found.peak, found.timeline.peak_bytes
+    k = found.peak
+    top = int(found.bytes_by_part[k].sum())
     middle = (x[k] + x[k + 1]) / 2
     layer = found.layers[int(found.ops[k])] or found.binding_op.name
-    text = f"peak {format_bytes(peak)}\nat {shorten(layer, 34)}"
+    text = f"peak {format_bytes(found.peak_bytes)} {counted}\nat {shorten(layer, 34)}"
     gap = -8 if middle > x[-1] / 2 else 8
-    mark_peak(axis, (middle, peak), text, budget_bytes=budget_bytes, scale=size, gap=gap)
+    mark_peak(axis, (middle, top), text, budget_bytes=budget_bytes, scale=size, gap=gap)
     axis.set_xlim(0, x[-1])
     axis.set_title(title)
     axis.set_xlabel("time, % of the plain step")
@@ -130,6 +138,7 @@ def measured(
     most = max(size for run in runs.values() for _, size in run)
     unit, scale = byte_scale(max(most, budget_bytes or 0))
     with drawing(3.5) as (figure, axis):
+        axis.set_ylim(0, 1.15 * max(most, budget_bytes or 0) / scale)
         colours = (COLOURS["resident"], *SERIES)
         for (run, moments), colour in zip(runs.items(), colours, strict=False):
             x, y = thinned(moments)
@@ -144,7 +153,6 @@ def measured(
         axis.set(
             xlabel="time, s, under the profiler", ylabel=f"memory in use, {unit}", xlim=(0, None)
         )
-        axis.set_ylim(0, 1.15 * max(most, budget_bytes or 0) / scale)
         title = f"Measured memory over one training step{f' of {name}' if name else ''}"
         return finished(figure, title, ncols=1 + len(runs), handlelength=1.4)
 

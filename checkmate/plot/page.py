@@ -15,7 +15,16 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
 from checkmate.plot.picture import COLOURS, LABELS
-from checkmate.plot.usage import PARTS, Stages, Usage, backward_start, layers, stages, usage
+from checkmate.plot.usage import (
+    PARTS,
+    Allocated,
+    Stages,
+    Usage,
+    backward_start,
+    layers,
+    stages,
+    usages,
+)
 from checkmate.printable import printable
 
 
@@ -25,6 +34,7 @@ def page(
     *,
     budget_bytes: int | None = None,
     plain: Plan | None = None,
+    allocated: Allocated | None = None,
     title: str = "",
     lead: str = "",
     facts: Sequence[tuple[str, str]] = (),
@@ -37,6 +47,7 @@ def page(
       plan: The plan to show; None for the memory of the plain step alone.
       budget_bytes: Where to draw the budget line.
       plain: The plan of the plain step; by default every op once, in the order of the graph.
+      allocated: As for `memory`.
       title: The title; by default it names the graph.
       lead: A sentence below the title.
       facts: Rows of a table below it.
@@ -53,7 +64,8 @@ def page(
         resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     )
     data = json.dumps(
-        _data(graph, plan, plain or Plan.keep_all(graph), budget_bytes), separators=(",", ":")
+        _data(graph, plan, plain or Plan.keep_all(graph), budget_bytes, allocated),
+        separators=(",", ":"),
     )
     return template.substitute(
         title=html_text(title),
@@ -71,7 +83,11 @@ def html_text(text: str) -> str:
 
 
 def _data(
-    graph: DFGraph, plan: Plan | None, plain: Plan, budget_bytes: int | None
+    graph: DFGraph,
+    plan: Plan | None,
+    plain: Plan,
+    budget_bytes: int | None,
+    allocated: Allocated | None,
 ) -> dict[str, Any]:
     names = layer_names(graph)
     numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
@@ -90,10 +106,13 @@ def _data(
         "colours": COLOURS,
         "labels": LABELS,
         "budget": budget_bytes,
-        "plans": [_plan_data("plain step", usage(graph, plain))],
+        "counted": "predicted" if allocated else "asked for",
+        "plans": [
+            _plan_data(title, found)
+            for title, found in usages(graph, plain, plan, allocated).items()
+        ],
     }
     if plan is not None:
-        data["plans"].append(_plan_data("planned step", usage(graph, plan)))
         data |= _matrix_data(graph, stages(graph, plan))
         data["rows"] = [
             {
@@ -119,7 +138,8 @@ def _plan_data(title: str, found: Usage) -> dict[str, Any]:
         "starts": [_short(start) for start in found.starts],
         "parts": {part: column.tolist() for part, column in columns.items() if column.any()},
         "peak": found.peak,
-        "peak_bytes": found.timeline.peak_bytes,
+        "peak_bytes": found.peak_bytes,
+        "top": int(found.bytes_by_part.sum(axis=1).max()),
     }
 
 

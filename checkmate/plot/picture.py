@@ -24,6 +24,7 @@ COLOURS = {
     "backward": "#00694d",
     "update": "#cc79a7",
     "workspace": "#56b4e9",
+    "overhead": "#e4e4e4",
     "budget": "#1a1a1a",
     "impossible": "#e4e4e4",
 }
@@ -37,6 +38,7 @@ LABELS = {
     "backward": "backward values",
     "update": "updates",
     "workspace": "workspace",
+    "overhead": "allocator overhead",
 }
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1a1a")
@@ -49,6 +51,9 @@ WIDTH = 8.3
 have 8 points."""
 
 _DPI = 144
+
+_LETTERS, _MARGIN = 8.5, 3
+"""The size of the text at a peak, and its distance from a line, in points."""
 
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -166,13 +171,18 @@ def draw_budget(axis: Any, budget_bytes: int, scale: float) -> None:
 def mark_peak(
     axis: Any, at: tuple[float, int], text: str, *, budget_bytes: int | None, scale: float, gap: int
 ) -> None:
-    """Marks a peak at (x, bytes), and writes a text `gap` points to the right of it, or to the left
-    where negative, clear of the budget line."""
+    """Marks a peak at (x, bytes) on an axis with its limits, and writes a text `gap` points to the
+    right of it, or to the left where negative: above the budget line, where that would cross it."""
     x, peak = at
     axis.plot(x, peak / scale, marker="v", color="black", markersize=6, clip_on=False)
-    height = budget_bytes if budget_bytes and peak <= budget_bytes < 1.2 * peak else peak
-    aligned = {"ha": "left" if gap > 0 else "right", "va": "bottom", "fontsize": 8.5}
-    place = {"xytext": (gap, 3), "textcoords": "offset points"}
+    lines = 1 + text.count("\n")
+    # The axis takes about two thirds of the figure's height.
+    points = 0.62 * 72 * axis.figure.get_figheight()
+    tall = scale * axis.get_ylim()[1] * (_MARGIN + lines * 1.25 * _LETTERS) / points
+    crosses = budget_bytes is not None and peak <= budget_bytes < peak + tall
+    height = budget_bytes if budget_bytes is not None and crosses else peak
+    aligned = {"ha": "left" if gap > 0 else "right", "va": "bottom", "fontsize": _LETTERS}
+    place = {"xytext": (gap, _MARGIN), "textcoords": "offset points"}
     axis.annotate(text, (x, height / scale), **place, **aligned)
 
 

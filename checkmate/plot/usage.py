@@ -20,9 +20,31 @@ from checkmate.core.op import Op
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import BytesInUse, MemoryTimeline, replay
 
-PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace")
+PARTS = ("resident", "forward", "recomputed", "backward", "update", "workspace", "overhead")
 """Kinds of bytes: always in memory; values of forward ops; such values recomputed; values of the
-backward pass; values of updates; workspace of the op that runs."""
+backward pass; values of updates; workspace of the op that runs; the allocator's overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Bytes of a step that an allocator counts and its graph does not.
+
+    Attributes:
+      other_bytes: In use whatever the plan: tensors of others, and the next batches.
+      plain_peak_bytes: The predicted peak of the plain step, all included. What is beyond the bytes
+        that ops ask for is the allocator's overhead at the peak.
+      planned_peak_bytes: That of the planned step.
+      part: "step", or "slice" of one whose batch is split.
+
+    Examples:
+      >>> allocated = checkmate.plot.Allocated(2**20, 6 * 2**30, 4 * 2**30)
+      >>> picture = checkmate.plot.memory(graph, result.plan, allocated=allocated)
+    """
+
+    other_bytes: int
+    plain_peak_bytes: int
+    planned_peak_bytes: int
+    part: str = "step"
 
 
 def part_of(op: Op) -> str:
@@ -44,8 +66,9 @@ class Usage:
       again: (m,) bool, whether the op ran before.
       starts: (m + 1,) float, cost before each evaluation, and at the end, in plain steps. If all
         ops cost nothing, each counts the same.
-      bytes_by_part: (m, 6) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to
+      bytes_by_part: (m, 7) int64, the bytes in use while evaluation k runs, by `PARTS`. Rows sum to
         the memory in use.
+      peak_bytes: The judge's; or the predicted one by the allocator's count, where it is given.
     """
 
     graph: DFGraph
@@ -55,6 +78,7 @@ class Usage:
     starts: np.ndarray = field(repr=False)
     bytes_by_part: np.ndarray = field(repr=False)
     timeline: MemoryTimeline
+    peak_bytes: int
 
     @property
     def peak(self) -> int:
@@ -91,14 +115,37 @@ class Usage:
         return list(live)
 
 
-def usage(graph: DFGraph, plan: Plan) -> Usage:
+def usages(
+    graph: DFGraph, plain: Plan | None, plan: Plan | None, allocated: Allocated | None
+) -> dict[str, Usage]:
+    """The plain step's use, and that of the planned one where there is a plan, by title."""
+    other, part = (allocated.other_bytes, allocated.part) if allocated else (0, "step")
+    plain_peak, planned_peak = (
+        (allocated.plain_peak_bytes, allocated.planned_peak_bytes) if allocated else (None, None)
+    )
+    plain = plain or Plan.keep_all(graph)
+    found = {f"plain {part}": usage(graph, plain, other_bytes=other, peak_bytes=plain_peak)}
+    if plan is not None:
+        planned = usage(graph, plan, other_bytes=other, peak_bytes=planned_peak)
+        found[f"planned {part}"] = planned
+    return found
+
+
+def usage(
+    graph: DFGraph, plan: Plan, *, other_bytes: int = 0, peak_bytes: int | None = None
+) -> Usage:
+    """The bytes in use that the judge counts; with a predicted peak, also the allocator's overhead,
+    as it is at the peak, and other bytes that are in use all the time."""
     timeline = replay(graph, plan)
+    asked_bytes = timeline.peak_bytes + other_bytes
+    peak_bytes = asked_bytes if peak_bytes is None else peak_bytes
     part = [PARTS.index(part_of(op)) for op in graph.ops]
     ops, again, rows = [], [], []
     seen: set[int] = set()
     counted_as: dict[int, int] = {}  # op whose value is in memory -> part it counts as
     now = np.zeros(len(PARTS), np.int64)
-    now[0] = graph.fixed_bytes
+    now[PARTS.index("resident")] = graph.fixed_bytes + other_bytes
+    now[PARTS.index("overhead")] = max(0, peak_bytes - asked_bytes)
     in_use = BytesInUse(graph, plan.steps)
     for k, step in enumerate(plan.steps):
         i = step.op
@@ -111,10 +158,11 @@ def usage(graph: DFGraph, plan: Plan) -> Usage:
             now[counted_as[v]] += change
         if isinstance(step, Compute):
             rows.append(now.copy())
-            rows[-1][-1] = graph.ops[i].workspace_bytes
+            rows[-1][PARTS.index("workspace")] = graph.ops[i].workspace_bytes
     costs = graph.costs[ops] if graph.total_cost else np.ones(len(ops))
     starts = np.concatenate([[0.0], np.cumsum(costs)]) / (graph.total_cost or len(graph))
-    return Usage(graph, plan, np.array(ops), np.array(again), starts, np.array(rows), timeline)
+    columns = np.array(ops), np.array(again), starts, np.array(rows)
+    return Usage(graph, plan, *columns, timeline, peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def solve(
     Raises:
       InfeasibleBudgetError: No plan exists.
       NoPlanFoundError: The solver found none, and nothing is proven.
-      SolverUnavailableError: The solver is not known.
+      SolverUnavailableError: The solver is not known, or its package cannot be imported.
       SolverFailedError: The package behind the solver broke, before any plan was found.
       BudgetError: The budget or the time limit cannot be understood.
       GraphError: What was given is no graph, or `keep` or `recompute` names no layer of it.
@@ -192,7 +192,7 @@ def solve(
         if search.infeasible:
             refusal: InfeasibleBudgetError | NoPlanFoundError = InfeasibleBudgetError(
                 f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: {search.infeasible}"
-                " Raise the budget or use a smaller batch.",
+                " Raise the budget.",
                 budget_bytes=budget_bytes,
                 floor_bytes=budget_bytes + 1,
             )
@@ -256,13 +256,21 @@ def _below_floor(rules: LayerRules, budget_bytes: int, lowest: Floor) -> Infeasi
     return InfeasibleBudgetError(
         f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: op {op} {name!r} with its inputs"
         f" and what must stay in memory needs {format_bytes(lowest.bytes)},"
-        f" {format_bytes(lowest.bytes - budget_bytes)} too much.{asked} Raise the budget or use a"
-        " smaller batch.",
+        f" {format_bytes(lowest.bytes - budget_bytes)} too much.{asked}"
+        f" {_advice(rules.given, budget_bytes)}",
         budget_bytes=budget_bytes,
         floor_bytes=lowest.bytes,
         op=op,
         op_name=name,
     )
+
+
+def _advice(graph: DFGraph, budget_bytes: int) -> str:
+    """The end of a refusal. Of batches a graph knows nothing."""
+    fixed = graph.fixed_bytes
+    if fixed < budget_bytes:
+        return "Raise the budget, or have that op need less."
+    return f"Raise the budget: {format_bytes(fixed)} are resident whatever runs, as variables are."
 
 
 def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) -> NoPlanFoundError:

@@ -20,11 +20,11 @@ from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
 from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.request import Planned, PlanRequest
+from checkmate.tf2.planning.request import Planned, PlanRequest, Reason
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
-from checkmate.tf2.training_step import shown, training_step
+from checkmate.tf2.training_step import refuse_missing, shown, training_step
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -40,7 +40,7 @@ def compile(
     loss: Any,
     optimizer: Any,
     input_spec: Any,
-    label_spec: Any,
+    label_spec: Any = None,
     **options: Unpack[PlanKeywords],
 ) -> PlannedStep[tuple[Any, tf.Tensor]]:
     """Makes a training step of a Keras model that keeps its memory within a budget.
@@ -68,6 +68,7 @@ def compile(
       `report()`.
 
     Raises:
+      TypeError: The loss, or another argument, was left out.
       TraceError: Specs that do not fit the model, a loss that is not a scalar, no trainable
         variables.
       BudgetError: A budget or a time limit that cannot be read.
@@ -84,6 +85,7 @@ def compile(
       >>> prediction, loss = step(images, labels)
     """
     asked = PlanOptions.of("compile", options, {"batch_size": "input_spec says it."})
+    refuse_missing("compile", loss, optimizer, label_spec)
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
     request = PlanRequest(train_step, model.name, asked)
     return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))
@@ -188,13 +190,14 @@ class PlannedStep(Generic[Result]):
         """
         flat = self._flatten(batch)
         running = self._running(flat)
-        if asked := running.reason_to_plan_anew():
-            running = self._anew(running, flat, *asked)
+        if reason := running.reason_to_plan_anew():
+            running = self._anew(running, flat, reason)
         while True:
             try:
                 return running(*flat)
             except OutOfMemory as out:
-                lower = self._anew(running, flat, str(out), OUT_OF_MEMORY)
+                reason = Reason(str(out), "memory ran out", OUT_OF_MEMORY)
+                lower = self._anew(running, flat, reason)
                 if lower is running:
                     raise out.__cause__ from None  # type: ignore[misc]
                 running = lower
@@ -220,18 +223,16 @@ class PlannedStep(Generic[Result]):
             self._by_shape[_shapes(flat)] = found
         return found
 
-    def _anew(
-        self, running: RunningStep, flat: list[tf.Tensor], why: str, correction: float
-    ) -> RunningStep:
+    def _anew(self, running: RunningStep, flat: list[tf.Tensor], reason: Reason) -> RunningStep:
         """The main plan made anew, by what steps took; the same where no other plan is found, or
         where its random numbers would begin again."""
         if any(each.has_drawn for each in self._by_shape.values()):
-            if correction >= 1:
-                log.warning("%s %s", why, HAS_DRAWN)
+            if reason.correction >= 1:
+                log.warning("%s %s", reason.sentence, HAS_DRAWN)
             running.is_final = True
             return running
         batch = flat if running is self._main else ()
-        planned = self._planner.anew(self.planned, self._specs, batch, why, correction)
+        planned = self._planner.anew(self.planned, self._specs, batch, reason)
         if planned is self.planned:
             running.is_final = True
             return running

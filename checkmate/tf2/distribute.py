@@ -86,8 +86,11 @@ class ReplicatedFunction(PlannedFunction):
         """Returns the report of one replica's part for the first kind of call, with what was found
         of a whole step."""
         report = super().report()
-        runs = self._runs.values()
-        notes = dict.fromkeys(note for run in runs for note in (run.shared, *run.notes) if note)
+        runs = list(self._runs.values())
+        shared = [run.shared for run in runs[:1]]  # that of other calls differs by their batch
+        notes = dict.fromkeys(
+            filter(None, [*shared, *(note for run in runs for note in run.notes)])
+        )
         steps = sum(run.calls for run in runs)
         return replace(report, notes=(*report.notes, *notes), steps=steps)
 

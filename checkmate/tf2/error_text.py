@@ -18,6 +18,8 @@ _FRAME = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)
 _CALL = re.compile(r"Exception encountered when calling \S+\.\s*\n")
 _ARGUMENTS = re.compile(r"\n\s*Arguments received by .*", re.DOTALL)
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[.*?\]\(.*?\)'")
+_GENERATED = re.compile(r"(?:\w+\.<locals>\.)*tf__(?=\w)")
+"""What AutoGraph puts before the name of a function."""
 _PLAIN = ("ValueError", "TypeError", "TraceError", "InvalidArgumentError")
 """Errors whose message says all: their name is left out."""
 
@@ -46,7 +48,7 @@ def said(error: BaseException) -> Said:
         place = f" ({Path(frames[-1][0]).name}, line {frames[-1][1]})" if frames else ""
         kind, text = raised[-1][1], textwrap.dedent(text[raised[-1].end() :])
     text = _NODE.sub(r"\1", _ARGUMENTS.sub("", _CALL.sub("", text)))
-    text = " ".join(text.split()).removesuffix(".")
+    text = _GENERATED.sub("", " ".join(text.split()).removesuffix("."))
     if kind not in _PLAIN:
         text = f"{kind}: {text}" if text else kind
     return Said(kind, f"{text}{place}.")

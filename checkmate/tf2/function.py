@@ -84,11 +84,6 @@ def function(
     asked = PlanOptions.of("function", options, _OF_THE_STEP)
     if step is None:
         return lambda step: _planned(step, asked, strategy, optimizer)
-    if not callable(step):
-        raise TraceError(
-            f"A step is a function; got {step!r}. The budget is a keyword: function(step,"
-            " budget=...)."
-        )
     _check_specs(specs, strategy)
     planned = _planned(step, asked, strategy, optimizer)
     if specs:
@@ -109,6 +104,11 @@ def _check_specs(specs: tuple[Any, ...], strategy: tf.distribute.Strategy | None
 def _planned(
     step: Callable, asked: PlanOptions, strategy: tf.distribute.Strategy | None, optimizer: Any
 ) -> PlannedFunction:
+    if not callable(step):
+        raise TraceError(
+            f"A step is a function; got {step!r}. The budget is a keyword: function(step,"
+            " budget=...)."
+        )
     name = getattr(step, "__name__", "step")
     python, autograph = python_of(step)
     if strategy is not None:

@@ -30,7 +30,7 @@ from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.planning.solver_calls import time_limit
-from checkmate.tf2.training_step import as_spec, training_step
+from checkmate.tf2.training_step import as_spec, refuse_missing, training_step
 from checkmate.units import format_bytes, is_share, parse_bytes
 
 HUNDREDTH, TENTH = 0.01, 0.1
@@ -250,7 +250,7 @@ def max_batch(
     loss: Any,
     optimizer: Any,
     input_spec: Any,
-    label_spec: Any,
+    label_spec: Any = None,
     *,
     max_overhead: float | str | None = None,
     largest: int = 1 << 16,
@@ -294,6 +294,7 @@ def max_batch(
     """
     asked = PlanOptions.of("max_batch", options, _REFUSED)
     _check(asked, max_overhead)
+    refuse_missing("max_batch", loss, optimizer, label_spec)
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
     function, specs = training_step(model, loss, optimizer, *specs)
     growth = GraphGrowth.of(function, specs, model.name, asked.cost_model)

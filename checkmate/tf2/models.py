@@ -155,8 +155,8 @@ def _from_function(target: str, batch: int, size: int | None, loss: str | None) 
     sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), function)()
-    # The user's own code may raise anything.
-    except Exception as error:
+    # The user's own code may raise anything, and call sys.exit.
+    except (Exception, SystemExit) as error:
         raise TraceError(
             f"Cannot call {target}: {said(error).text} It is found from the current folder, and"
             " called without arguments."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from checkmate.errors import PlanFileError, TraceError
+from checkmate.errors import PlanFileError, SolverUnavailableError, TraceError
 from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
@@ -73,7 +73,7 @@ class PlanOptions:
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
-      SolverUnavailableError: A solver that is not there.
+      SolverUnavailableError: A solver that is not there, or makes no plans.
       TraceError: A batch size or a number of micro-batches that is not a whole number of at least
         1.
       PlanFileError: There is no such plan file.
@@ -96,7 +96,11 @@ class PlanOptions:
     recompute: Patterns = ()
 
     def __post_init__(self) -> None:
-        make_solver(self.solver)
+        if not getattr(make_solver(self.solver), "makes_plans", True):
+            raise SolverUnavailableError(
+                f"Solver {self.solver!r} makes no plans, only bounds on their cost, and a step runs"
+                " under a plan. Use solver='auto', whose report has a bound, too."
+            )
         object.__setattr__(self, "keep", as_patterns(self.keep))
         object.__setattr__(self, "recompute", as_patterns(self.recompute))
         if self.budget != "auto":

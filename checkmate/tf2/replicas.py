@@ -3,9 +3,10 @@ the whole: planned part, exchange of gradients and update."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ class ReplicatedPart:
                 part = tf.function(self._part(self._templates[number]), autograph=False)
                 found[number] = part.get_concrete_function(*specs[number])
 
-        self._strategy.run(on_replica)
+        with _tracing():
+            self._strategy.run(on_replica)
         return found
 
     def _part(self, template: Call) -> Callable[..., Any]:
@@ -72,6 +74,21 @@ class ReplicatedPart:
             return update.gradients, result
 
         return part
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """Leaves out TensorFlow's warning that replicas which run eagerly are slow: they only trace."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "eagerly has significant overhead" not in record.getMessage()
+
+    logger = tf.get_logger()
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 class OnReplica:

@@ -11,7 +11,7 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import floor
 from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
-from checkmate.plot.usage import LayerUse, layers
+from checkmate.plot.usage import Allocated, LayerUse, layers
 from checkmate.printable import printable
 from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.tf2.memory.budget import MemoryBudget
@@ -88,6 +88,9 @@ class Report:
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
       asked: The budget as it was asked for.
+      examples: The size of the batch; None where that is not known.
+      origin: Where the plan comes from, if not from a first search: "plan from FILE", "planned
+        anew: " and why.
 
     Examples:
       >>> report = step.report()
@@ -113,6 +116,8 @@ class Report:
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
     asked: Bytes = ""
+    examples: int | None = None
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if self.graph is None and self.result is not None:
@@ -166,15 +171,19 @@ class Report:
     def sentence(self) -> str:
         """The report in one sentence."""
         source = "measured" if self.measured_peak_bytes else "predicted"
-        peak = f"{format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)} ({source})"
+        peak = format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)
         if self.result is None and self.micro_batches is None:
             return (
-                f"{self.name!r} runs unchanged, in {peak} of the"
+                f"{self.name!r} runs unchanged, in {peak} ({source}) of the"
                 f" {format_bytes(self.budget_bytes)} allowed."
             )
+        plain = format_bytes(self.plain_peak_bytes)
+        peaks = f"{peak} instead of {plain} (both predicted)"
+        if self.measured_peak_bytes:
+            peaks = f"{peak} (measured) instead of {plain} (predicted)"
         more = self.predicted_slowdown - 1
         return (
-            f"{self.name!r} trains in {peak} instead of {format_bytes(self.plain_peak_bytes)},"
+            f"{self.name!r} trains in {peaks},"
             f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for a predicted"
             f" {abs(more):.2%} {'more' if more >= 0 else 'less'} time; {self._proof()}."
         )
@@ -190,14 +199,18 @@ class Report:
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
         used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
+        facts = [f"predicted {used} of {allowed}"]
         if self.micro_batches:
-            count = f"in {self.micro_batches.count} micro-batches"
-            return f"{count}, within {allowed}, {self.predicted_slowdown - 1:+.2%} time"
-        if self.result is None:
-            return f"runs unchanged, in {used} of {allowed}"
-        is_optimal = self.result.status is SolveStatus.OPTIMAL
-        gap = "optimal" if is_optimal else f"{gap_text(self.result.gap or 0)} above the bound"
-        return f"within {allowed}, {self.predicted_slowdown - 1:+.2%} time, {gap}"
+            facts.insert(0, f"in {self.micro_batches.count} micro-batches")
+        elif self.result is None:
+            facts[0] = f"runs unchanged, {facts[0]}"
+        if self.result or self.micro_batches:
+            facts.append(f"{self.predicted_slowdown - 1:+.2%} time")
+        if self.result and not self.micro_batches:
+            is_optimal = self.result.status is SolveStatus.OPTIMAL
+            gap = gap_text(self.result.gap or 0)
+            facts.append("optimal" if is_optimal else f"{gap} above the bound")
+        return ", ".join([*facts, *filter(None, [self.origin])])
 
     def layers(self) -> list[LayerUse]:
         """The layers that the plan saves memory on or spends time on, most bytes first; empty
@@ -212,7 +225,7 @@ class Report:
 
     def next_budgets(self) -> list[str]:
         """At which budgets something changes, as sentences."""
-        enough = format_bytes(self.plain_peak_bytes)
+        enough, other = format_bytes(self.plain_peak_bytes), self.memory.other_bytes
         more = "the batch need not be split" if self.micro_batches else "nothing is recomputed"
         found = [f"From {enough} on {more}."]
         if self.result is not None:
@@ -222,7 +235,7 @@ class Report:
             )
         if self.graph is not None:
             found.append(
-                f"Below {format_bytes(floor(self.graph).bytes)} no plan"
+                f"Below {format_bytes(floor(self.graph).bytes + other)} no plan"
                 f"{' of such a slice' if self.micro_batches else ''} exists, because of"
                 f" {_binding_layer(self.graph)}."
             )
@@ -234,7 +247,8 @@ class Report:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None or self.graph is None:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
-        lowest, found, gap = floor(self.graph).bytes, [], self.result.gap or 0.0
+        lowest = floor(self.graph).bytes + self.memory.other_bytes
+        found, gap = [], self.result.gap or 0.0
         if gap > LONG_GAP:
             seconds = self.result.stats.seconds
             how = f"give the solver more than {seconds:.0f} s (time_limit_s)"
@@ -247,9 +261,11 @@ class Report:
                 " float16 variables lower that."
             )
         if self.budget_bytes - lowest < NEAR_FLOOR * (self.plain_peak_bytes - lowest):
+            has_batch = self.examples != 1 and self.fixed_bytes <= MOSTLY_RESIDENT * lowest
             found.append(
                 "The budget is close to the least possible, which"
-                f" {_binding_layer(self.graph)} sets: only a smaller batch or layer lowers that."
+                f" {_binding_layer(self.graph)} sets: only a smaller"
+                f" {'batch or ' * has_batch}layer lowers that."
             )
         if self.predicted_slowdown > HIGH_OVERHEAD:
             slices = 'The batch in slices (micro_batches="auto")'
@@ -270,6 +286,7 @@ class Report:
             self.result.plan if self.result else None,
             budget_bytes=self.budget_bytes,
             plain=self.plain_plan,
+            allocated=self._allocated(),
             title=f"Checkmate plan of {self.name}",
             lead=self.sentence(),
             facts=[*self.facts(), *self._sentences()],
@@ -283,7 +300,21 @@ class Report:
         from checkmate.plot import memory
 
         plan = self.result.plan if self.result else None
-        return memory(self.graph, plan, budget_bytes=self.budget_bytes, plain=self.plain_plan)
+        return memory(
+            self.graph,
+            plan,
+            budget_bytes=self.budget_bytes,
+            plain=self.plain_plan,
+            allocated=self._allocated(),
+        )
+
+    def _allocated(self) -> Allocated:
+        """The predicted peaks, for pictures."""
+        other, micro = self.memory.other_bytes, self.micro_batches
+        planned = self.predicted_peak_bytes or self.peak_bytes + other
+        if micro is None:
+            return Allocated(other, self.plain_peak_bytes, planned)
+        return Allocated(other, micro.peak_bytes, planned, part="slice")
 
     def _ipython_display_(self) -> None:
         show_in_notebook(self._table(), self.picture())
@@ -379,14 +410,17 @@ class Report:
 
     def _peaks(self) -> list[tuple[str, str]]:
         predicted = format_bytes(self.predicted_peak_bytes or self.peak_bytes)
+        plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         measured = f"{steps} ran" if self.steps else "no step ran yet"
         if self.measured_peak_bytes:
             measured = f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
+        if self.result is None and self.micro_batches is None:
+            return [("plain peak", f"{plain}; {measured}")]
         share = self.expected_peak_bytes / self.plain_peak_bytes
         return [
-            ("peak, this step", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
-            ("peak, plain step", f"{format_bytes(self.plain_peak_bytes)} predicted"),
+            ("planned peak", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
+            ("plain peak", plain),
         ]
 
     def _plan_facts(self, result: SolveResult, plan: Plan) -> list[tuple[str, str]]:

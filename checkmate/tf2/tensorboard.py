@@ -20,11 +20,12 @@ class TensorBoardScalars(EveryKerasCallback):
     """Writes memory and recomputations of a model under a budget to TensorBoard, once per epoch of
     `fit`.
 
-    The tags are `checkmate/budget_GiB`, `checkmate/planned_peak_GiB`, `checkmate/plain_peak_GiB`
-    (of the step without a plan, predicted), `checkmate/recomputations` (evaluations more than the
-    plain step has), `checkmate/predicted_overhead` (their share of its time), and, where the
-    allocator reports, `checkmate/measured_peak_GiB`: the most that was in use during the epoch's
-    training batches. A batch for which a plan was made is not measured, and neither is validation.
+    The tags are `checkmate/budget_GiB`, `checkmate/plain_peak_predicted_GiB`,
+    `checkmate/planned_peak_predicted_GiB`, `checkmate/recomputations` (evaluations more than the
+    plain step has), `checkmate/overhead_predicted` (their share of its time), and, where the
+    allocator reports, `checkmate/planned_peak_measured_GiB`: the most that was in use during the
+    epoch's training batches. All peaks count what the budget counts. A batch for which a plan was
+    made is not measured, and neither is validation.
 
     Args:
       log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
@@ -69,7 +70,7 @@ class TensorBoardScalars(EveryKerasCallback):
         """Writes."""
         found = scalars(planned(self.model).report())
         if self._peak:
-            found["measured_peak_GiB"] = self._peak / GIB
+            found["planned_peak_measured_GiB"] = self._peak / GIB
         with self._writer.as_default(step=epoch):
             for tag, value in found.items():
                 _write(f"checkmate/{tag}", value)
@@ -89,10 +90,10 @@ def scalars(report: Report) -> dict[str, float]:
     plan = report.result.plan if report.result else None
     return {
         "budget_GiB": report.budget_bytes / GIB,
-        "planned_peak_GiB": report.peak_bytes / GIB,
-        "plain_peak_GiB": report.plain_peak_bytes / GIB,
+        "planned_peak_predicted_GiB": report.expected_peak_bytes / GIB,
+        "plain_peak_predicted_GiB": report.plain_peak_bytes / GIB,
         "recomputations": float(sum(plan.recomputed.values())) if plan else 0.0,
-        "predicted_overhead": report.predicted_slowdown - 1,
+        "overhead_predicted": report.predicted_slowdown - 1,
     }
 
 

@@ -65,6 +65,24 @@ def training_step(
     return train_step, specs
 
 
+def refuse_missing(function: str, loss: Any, optimizer: Any, label_spec: Any) -> None:
+    """Raises `TypeError` without a label_spec: an argument was left out, and those after it stand
+    one place too early."""
+    if label_spec is not None:
+        return
+    missing = "label_spec"
+    if not isinstance(optimizer, (str, keras.optimizers.Optimizer)):
+        is_optimizer = isinstance(loss, keras.optimizers.Optimizer)
+        is_optimizer |= isinstance(loss, str) and loss.lower() in map(
+            str.lower, dir(keras.optimizers)
+        )
+        missing = "loss" if is_optimizer else "optimizer"
+    raise TypeError(
+        f"{function}() is missing its {missing}: it takes a model, a loss, an optimizer, input_spec"
+        " and label_spec."
+    )
+
+
 def as_spec(value: Any) -> Any:
     if meant := spec_meant(value):
         raise TraceError(

@@ -77,6 +77,21 @@ def test_plan_says_what_it_wrote_and_what_to_do_next(models):
     assert "See one" not in invoke("plan", "some_models:small", "-b", "1B", *QUICK[:-1]).stdout
 
 
+@pytest.mark.parametrize(
+    ("batch", "budget", "said", "unsaid"),
+    [
+        ("1", "1B", "are resident whatever runs", "batch"),
+        ("1", "95KiB", "have that op need less.", "batch"),
+        ("512", "1B", "Not even a batch of 1 fits 1 B", "A smaller batch"),
+        ("512", "400KiB", "A smaller batch may fit 400.00 KiB: one of 1 needs", "Not even"),
+    ],
+)
+def test_a_refusal_speaks_of_a_smaller_batch_where_one_helps(models, batch, budget, said, unsaid):
+    quick = ("--costs", "unit", "--batch", batch, "--optimizer", "sgd")
+    found = invoke("plan", "some_models:small", "-b", budget, *quick)
+    assert said in found.stderr and unsaid not in found.stderr
+
+
 @pytest.mark.own_process
 @pytest.mark.parametrize(
     "count",

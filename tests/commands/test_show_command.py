@@ -4,7 +4,7 @@ import pytest
 from calling import GRAPH, PLAIN, invoke, lines_of_json
 from strategies import training_chain
 
-from checkmate import floor, replay, solve
+from checkmate import DFGraph, Op, floor, replay, solve
 from checkmate.commands.output import KEYS
 from checkmate.core.files import load_plan, save_plan
 from checkmate.units import format_bytes
@@ -72,6 +72,13 @@ def test_show_draws_what_goes_with_the_files(plan_files, graph_file, tmp_path):
         (plan_files, "curve"),
     ):
         assert drawn(files) == drawn(files, "--picture", kind)
+
+
+def test_an_op_of_no_layer_binds_by_its_own_name(tmp_path):
+    update = Op("adam/truediv_1", output_bytes=5, is_backward=True)
+    DFGraph((Op("model/dense/MatMul"), update), fixed_bytes=2).save(tmp_path / "a.json")
+    shown = " ".join(invoke("show", tmp_path / "a.json").stdout.split())
+    assert "plain peak 7 B asked for no plan below 7 B, because of adam/truediv_1" in shown
 
 
 def test_show_writes_a_page(plan_files, graph_file, tmp_path):

@@ -46,8 +46,8 @@ def test_within_the_budget(trainings):
     assert calls == [["unet", "2", "50%"], ["unet", "2"]]
     said = " ".join(found.output.split())
     assert (
-        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (33%), at 1.25"
-        " times the step time, with the same losses." in said
+        "With a budget of 1.50 GiB, unet trained in 1.00 GiB instead of 3.00 GiB (measured, 33%),"
+        " at 1.25 times the step time, with the same losses." in said
     )
     assert "what it reports" not in said
     assert "what it reports" in invoke("demo", "--report").output

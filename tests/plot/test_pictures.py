@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,55 @@ def test_memory_draws_the_judge_s_figures(stored):
         assert line.get_ydata()[0] == pytest.approx(budget / MIB)
     assert COLOURS["recomputed"] in areas(planned)
     assert COLOURS["recomputed"] not in areas(plain)
+
+
+def test_no_label_of_a_peak_crosses_the_budget_line(stored):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    graph, plan = stored
+    peak = replay(graph, plan).peak_bytes
+    for share in (1.0, 1.01, 1.1, 1.2, 1.25, 1.3, 1.4, 1.6):
+        figure = plot.memory(graph, plan, budget_bytes=int(share * peak)).figure
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            line = axis.transData.transform((0, share * peak / MIB))[1]
+            for text in axis.texts:
+                box = text.get_window_extent()
+                assert not box.y0 < line < box.y1, (share, text.get_text())
+                assert box.y1 < axis.get_tightbbox().y1 + 1
+
+
+def test_memory_by_an_allocator_s_count(stored):
+    graph, plan = stored
+    other, asked = 3 * MIB, {"plain step": Plan.keep_all(graph), "planned step": plan}
+    asked = {title: replay(graph, each).peak_bytes + other for title, each in asked.items()}
+    peaks = [asked["plain step"] + 5 * MIB, asked["planned step"] + MIB]
+    picture = plot.memory(graph, plan, allocated=plot.Allocated(other, *peaks))
+    for axis, title, peak in zip(picture.figure.axes, asked, peaks, strict=True):
+        assert axis.get_title(loc="left") == title
+        assert f"peak {format_bytes(peak)} predicted" in axis.texts[0].get_text()
+        drawn = areas(axis)
+        assert max(corners[:, 1].max() for corners in drawn.values()) == pytest.approx(peak / MIB)
+        resident = drawn[COLOURS["resident"]]
+        assert resident[:, 1].max() == pytest.approx((graph.fixed_bytes + other) / MIB)
+        assert COLOURS["overhead"] in drawn
+
+
+def test_a_legend_of_all_kinds_of_memory_is_within_the_picture():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kinds = {"updates": True, "gradient_bytes": MIB // 2, "fixed_bytes": MIB}
+    graph = training_chain(14, sizes=(MIB, 2 * MIB), **kinds)
+    graph = replace(graph, ops=tuple(replace(op, workspace_bytes=MIB) for op in graph.ops))
+    plan, plain = solve(graph, "75%").plan, replay(graph, Plan.keep_all(graph)).peak_bytes
+    allocated = plot.Allocated(0, 2 * plain, plain)
+    figure = plot.memory(graph, plan, budget_bytes=plain, allocated=allocated).figure
+    assert len(figure.legends[0].get_texts()) >= len(LABELS)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    box, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1
 
 
 def test_the_legend_of_memory_names_what_is_drawn(stored):

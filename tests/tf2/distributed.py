@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 import os
 import sys
 
@@ -181,6 +182,8 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
         if kind != "workers"
         else tf.distribute.MultiWorkerMirroredStrategy()
     )
+    handler = logging.handlers.BufferingHandler(1000)
+    tf.get_logger().addHandler(handler)
     chance = np.random.default_rng(0)
     if kind == "memory":
         x, y = chance.normal(size=(batch, 512)).astype("float32"), chance.integers(0, 4, batch)
@@ -197,6 +200,7 @@ def main(kind: str, batch: int, examples: int, epochs: int) -> None:
     if kind == "mirrored":
         found["unbuilt"] = [unbuilt(strategy, budget, x, y) for budget in (None, "1GiB")]
         found["refused"] = refused_in_slices(strategy, x, y)
+        found["warned"] = [record.getMessage() for record in handler.buffer]
         found["ran"] = step.report().steps, step.report().measured_peak_bytes
     found["recomputed"] = len(step.plan.recomputed)
     found["steps"] = [[type(each).__name__, each.op] for each in step.plan.steps]

@@ -37,6 +37,8 @@ def test_two_mirrored_devices():
     plain, planned = result["unbuilt"]
     assert planned == plain and len(set(plain)) == 2
     assert "a batch is split exactly or not at all" in result["refused"]
+    assert sum("share this device's memory" in note for note in result["notes"]) == 1
+    assert not [text for text in result["warned"] if "significant overhead" in text]
     assert result["ran"] == [6, None], "the allocator counts a whole step, not a replica's"
 
 

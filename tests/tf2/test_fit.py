@@ -215,11 +215,13 @@ def check_scalars(folder, report):
     for step in (0, 1):
         assert found["budget_GiB", step] * 2**30 == pytest.approx(report.budget_bytes)
         assert found["recomputations", step] == sum(report.result.plan.recomputed.values()) > 0
-        assert found["predicted_overhead", step] == pytest.approx(
+        assert found["overhead_predicted", step] == pytest.approx(
             report.result.overhead - 1, rel=1e-4
         )
-        assert found["planned_peak_GiB", step] < found["plain_peak_GiB", step]
-        assert found["measured_peak_GiB", step] * 2**30 > report.fixed_bytes
+        predicted = found["planned_peak_predicted_GiB", step] * 2**30
+        assert predicted == pytest.approx(report.predicted_peak_bytes)
+        assert predicted < found["plain_peak_predicted_GiB", step] * 2**30
+        assert found["planned_peak_measured_GiB", step] * 2**30 > report.fixed_bytes
 
 
 @pytest.mark.slow

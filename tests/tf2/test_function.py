@@ -296,6 +296,7 @@ def test_a_plan_from_a_file_runs_without_a_solver(kept):
         found = again.report()
         assert own(found, found.predicted_peak_bytes) == own(report, report.predicted_peak_bytes)
         assert any(str(path) in note for note in found.notes)
+        assert found.in_a_line().endswith(f", plan from {path}")
         assert again.result.gap == pytest.approx(step.result.gap)
         assert (again.result.status, found._proof()) == (step.result.status, report._proof())
         if budget == "auto":

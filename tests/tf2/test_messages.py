@@ -166,6 +166,18 @@ TABLE = {
         (partial(compiled, optimizer="adamm"), TraceError, "Did you mean 'adam'"),
         (partial(compiled, loss="mean_square_error"), TraceError, "mean 'mean_squared_error'"),
     ],
+    "what is left out": [
+        *(
+            (partial(call, None, *given, budget="1GiB"), TypeError, said)
+            for call in (checkmate.tf2.compile, checkmate.tf2.max_batch)
+            for given, said in (
+                (("adam", X, Y), "is missing its loss: it takes a model, a loss"),
+                (("mse", X, Y), "is missing its optimizer"),
+                (("mse", "adam", X), "is missing its label_spec"),
+            )
+        ),
+        (lambda: checkmate.tf2.compile(None, keras.optimizers.Adam(), X, Y), TypeError, "its loss"),
+    ],
     "what is no model or no step": [
         *(
             (partial(call, given, "mse", "sgd", X, Y, budget="1GiB"), TraceError, said)
@@ -189,6 +201,7 @@ TABLE = {
         (frozen, TraceError, "'dense_model' has no trainable variables", "trainable=True"),
         (lambda: checkmate.tf2.verify(dense_model(), (X, Y)), TraceError, "got Functional"),
         (lambda: checkmate.tf2.function("6GiB"), TraceError, "A step is a function"),
+        (lambda: checkmate.tf2.function(**GIB)(3), TraceError, "A step is a function; got 3"),
         (lambda: function_of(tf.sparse.from_dense([[1.0]])), TraceError, "SparseTens", "to_dense"),
         (lambda: function_of(tf.ragged.constant([[1.0], []])), TraceError, "Ragged", "to_tensor"),
         (lambda: function_of(tf.constant(["a", "b"])), TraceError, "those of text"),
@@ -230,6 +243,10 @@ TABLE = {
         (partial(door, "max_batch", batch_size=8), TypeError, "batch_size: ", "finds the batch"),
         (partial(door, "max_batch", plan="plans"), TypeError, "not take plan: ", "each batch"),
         *((partial(untraced, solver=s), SolverUnavailableError, "state_space") for s in ("gu", 7)),
+        *(
+            (partial(each, solver="lp_bound:glop"), SolverUnavailableError, "makes no plans, only")
+            for each in (untraced, partial(door, "rematerialize"), partial(door, "max_batch"))
+        ),
         (partial(compiled, cost_model="flops"), BudgetError, "profile, roofline, unit"),
         *(
             (partial(PlanOptions, micro_batches=each), TraceError, "is the number of slices")
@@ -287,6 +304,15 @@ def refused(call, error=TraceError):
     for noise in ("\x1b", "\n", "in user code", 'File "', "{{node", "Arguments received"):
         assert noise not in message
     return message
+
+
+def test_a_call_without_arguments_names_the_function_as_its_user_does():
+    @checkmate.tf2.function(**GIB)
+    def train_step(images):
+        return images
+
+    message = refused(train_step)
+    assert message.endswith(": train_step() missing 1 required positional argument: 'images'.")
 
 
 def test_a_file_of_something_else_is_refused_before_anything_is_traced(tmp_path):

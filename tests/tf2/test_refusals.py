@@ -5,7 +5,18 @@ import re
 import keras
 import numpy as np
 import pytest
-from dense import BATCH, Idle, ThenEnds, batch_of, compiled, planned, planner_of, raising
+import tensorflow as tf
+from dense import (
+    BATCH,
+    Idle,
+    ThenEnds,
+    batch_of,
+    compiled,
+    dense_model,
+    planned,
+    planner_of,
+    raising,
+)
 
 import checkmate
 from checkmate import (
@@ -166,6 +177,40 @@ def test_ctrl_c_before_any_plan():
 
     with pytest.raises(KeyboardInterrupt):
         compiled(budget=planned().budget_bytes, solver=Interrupted())
+
+
+def test_advice_at_a_batch_of_one_or_where_variables_bind():
+    def message(batch, budget):
+        x, y = batch_of(batch)
+        with pytest.raises((InfeasibleBudgetError, NoPlanFoundError)) as caught:
+            compiled(inputs=x, labels=y, budget=budget, time_limit_s=1)
+        return str(caught.value)
+
+    assert "are resident whatever the batch." in message(1, 1000)
+    assert "resident whatever the batch" in message(BATCH, 1000)
+    weights = 4 * dense_model().count_params()
+    single = message(1, int(1.25 * weights))
+    assert single.endswith("Raise the budget.") or single.endswith("Raise the budget to that.")
+
+
+def test_the_gradient_of_a_dense_layer_names_the_keras_that_has_a_smaller_one(monkeypatch):
+    kernel = tf.Variable(tf.ones((64, 64)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(x, kernel) ** 2)  # as Dense does before Keras 3.15
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    def message():
+        options = {"cost_model": "roofline", "budget": "1MiB", "time_limit_s": 1}
+        with pytest.raises((InfeasibleBudgetError, NoPlanFoundError)) as caught:
+            checkmate.tf2.function(step, tf.TensorSpec((256, 4, 64)), **options)
+        return str(caught.value)
+
+    assert "Keras" not in message()
+    monkeypatch.setattr(keras, "__version__", "3.14.1")
+    assert "Keras 3.15 makes the sum alone; this is Keras 3.14.1." in message()
 
 
 def test_on_a_gpu_a_convolution_that_binds_names_what_limits_its_workspace(machine):

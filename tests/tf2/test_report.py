@@ -1,8 +1,11 @@
 """What a step says of itself: as text, as a page, in a notebook."""
 
+import itertools
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from strategies import training_chain
@@ -10,11 +13,13 @@ from strategies import training_chain
 import checkmate
 from checkmate import Plan, SolveStatus, floor, replay, solve
 from checkmate.tf2.memory.budget import MemoryBudget
-from checkmate.tf2.report import Report
+from checkmate.tf2.report import MicroBatches, Report, TriedSlices
+from checkmate.tf2.tensorboard import scalars
 from checkmate.units import format_bytes, parse_bytes
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
+ROOT = Path(checkmate.__file__).parents[1]
 GRAPH = training_chain(12, sizes=(2**20, 2**19), costs=(1.0, 3.0), fixed_bytes=2**20)
 PLAIN = replay(GRAPH, Plan.keep_all(GRAPH)).peak_bytes
 
@@ -59,6 +64,44 @@ def test_a_share_says_of_what_it_is_one():
     assert "of the plain step's own" not in str(report(asked="6GiB"))
 
 
+PAGES = sorted([*ROOT.glob("tutorials/*.ipynb"), *ROOT.glob("docs/*.md")])
+
+
+def reports_in(path):
+    """The names of the rows of each report that is stored on a page, printed or as a table."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        shown = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
+        datas = [output.get("data", {}) for output in shown]
+        for data in datas:
+            table = re.findall(r"<tr><td[^>]*>(.*?)</td><td", "".join(data.get("text/html", ())))
+            if {"budget", "time"} <= {*table}:
+                yield {*table} - {"next", "try", "note"}
+        text = "".join("".join(output.get("text", ())) + "\n" for output in shown)
+    for block in re.split(r"^ *'.*' (?=trains in|runs unchanged)", text, flags=re.MULTILINE)[1:]:
+        lines = itertools.takewhile(lambda line: line.startswith("  "), block.splitlines()[1:])
+        found = [re.match(r" {2,6}(\S.*?) {2,}\S", line) for line in lines]
+        names = [match[1] for match in found if match]
+        if "time" in names:  # else it is the sentence alone
+            yield {*names[: names.index("time") + 1]}  # layers follow
+
+
+def test_stored_reports_have_the_rows_of_today_s():
+    micro = MicroBatches(4, 8, 32, 0, PLAIN, 9.0, 9.0, 8.0, 7.0, PLAIN)
+    more = {"step_seconds": 1.0, "next_batch_bytes": 1, "tried_slices": (TriedSlices(4, 1.0, 2.0),)}
+    needed = {key for key, _ in report().facts()}
+    unchanged = {key for key, _ in report(budget=None).facts()}
+    known = {key for key, _ in report(micro_batches=micro, **more).facts()}
+    stored = [(path.name, names) for path in PAGES for names in reports_in(path)]
+    assert len(stored) >= 4
+    stale = [
+        f"{name}: {sorted(names - known)} are no more, {sorted(needed - names)} are new"
+        for name, names in stored
+        if not names <= known or not (needed <= names or unchanged == names)
+    ]
+    assert not stale
+
+
 def test_layers_that_save_nothing_do_not_pay():
     title = "layers that pay"
     assert title in str(report())
@@ -73,7 +116,7 @@ def test_the_printed_report():
     shown = rows(str(found))
     keys = [
         *("budget", "resident", "fixed, of the step", "activations", "allocator overhead"),
-        *("unused", "peak, this step", "peak, plain step"),
+        *("unused", "planned peak", "plain peak"),
     ]
     assert list(shown)[:15] == [
         *keys,
@@ -84,9 +127,9 @@ def test_the_printed_report():
     assert shown["plan"].startswith(
         f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more"
     )
-    assert f"{2**22 / PLAIN:.0%} of plain" in shown["peak, this step"]
+    assert f"{2**22 / PLAIN:.0%} of plain" in shown["planned peak"]
     assert f"{found.result.overhead - 1:+.2%}" in shown["predicted cost"]
-    assert "4.00 MiB measured in 3 steps" in shown["peak, this step"]
+    assert "4.00 MiB measured in 3 steps" in shown["planned peak"]
     assert shown["step"] == "1.25 s, the shortest of 3"
     assert shown["time"] == "tracing 0.5 s, solving 1.2 s"
 
@@ -126,6 +169,43 @@ def test_every_byte_of_the_budget_is_told_once():
     assert told == pytest.approx(limit, abs=2**14 * len(kinds))  # shown to a hundredth of a MiB
 
 
+@pytest.mark.parametrize("in_slices", [False, True])
+def test_each_number_is_the_same_wherever_it_stands(in_slices, notebook):
+    micro = MicroBatches(4, 8, 32, 0, PLAIN + 2**20, 9.0, 9.0, 8.0, 7.0, 2 * PLAIN)
+    others = {"resident_bytes": 2**21, "next_batch_bytes": 2**20}
+    plain = 2 * PLAIN if in_slices else PLAIN + 5 * 2**20
+    predicted = report().peak_bytes + 4 * 2**20
+    found = report(
+        **others,
+        budget_bytes=predicted + 2**19,
+        plain_peak_bytes=plain,
+        predicted_peak_bytes=predicted,
+        measured_peak_bytes=predicted - 2**18,
+        steps=2,
+        micro_batches=micro if in_slices else None,
+    )
+    planned_text, plain_text = f"{format_bytes(predicted)} predicted", f"{format_bytes(plain)} pre"
+    shown = rows(str(found))
+    assert shown["planned peak"].startswith(planned_text)
+    assert shown["plain peak"].startswith(plain_text)
+    assert f"instead of {format_bytes(plain)} (predicted)" in found.sentence()
+    assert f"predicted {format_bytes(predicted)} of " in found.in_a_line()
+    said = [axis.texts[0].get_text() for axis in found.picture().figure.axes]
+    titles = [axis.get_title(loc="left") for axis in found.picture().figure.axes]
+    of_slice = f"{format_bytes(micro.peak_bytes)} predicted"
+    part = "slice" if in_slices else "step"
+    assert titles == [f"plain {part}", f"planned {part}"]
+    for text, peak in zip(said, (of_slice if in_slices else plain_text, planned_text), strict=True):
+        assert f"peak {peak}" in text
+    page, table = found.to_html(), notebook(found)[0]["text/html"]
+    for peak in (planned_text, plain_text):
+        assert peak in page and peak in table
+    assert f'"peak_bytes":{predicted}' in page and '"counted":"predicted"' in page
+    written = scalars(found)
+    assert written["planned_peak_predicted_GiB"] * 2**30 == predicted
+    assert written["plain_peak_predicted_GiB"] * 2**30 == plain
+
+
 def test_what_no_pipeline_makes_is_not_told():
     assert "for next batches" not in rows(str(report()))
 
@@ -137,9 +217,9 @@ def test_the_peak_that_is_expected_is_the_one_that_was_predicted_for_training():
 
 
 def test_what_was_not_measured_is_not_said():
-    assert "of plain; no step ran yet" in rows(str(report()))["peak, this step"]
+    assert "of plain; no step ran yet" in rows(str(report()))["planned peak"]
     assert "step" not in rows(str(report()))
-    assert "(predicted)" in report().sentence()
+    assert "(both predicted)" in report().sentence()
     assert "(measured)" in report(measured_peak_bytes=1).sentence()
 
 
@@ -189,6 +269,9 @@ def test_advice_follows_what_binds():
     assert "time_limit_s" in " ".join(report(result=loose).advice())
     assert "resident" in " ".join(report(step_bytes=PLAIN).advice())
     assert "least possible" in " ".join(report(budget_bytes=floor(GRAPH).bytes).advice())
+    lowest = {"budget_bytes": floor(GRAPH).bytes}
+    assert "a smaller batch or layer" in " ".join(report(**lowest).advice())
+    assert "only a smaller layer lowers" in " ".join(report(**lowest, examples=1).advice())
     assert "fits" in " ".join(report(budget=None).advice())
 
 

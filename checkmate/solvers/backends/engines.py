@@ -38,6 +38,9 @@ ENGINES = {
 }
 """Engine -> the module that imports its package in a function."""
 
+PACKAGES = ("cylp", "ortools", "scipy")
+"""Their packages, whose names on the package index are those of the modules."""
+
 SMALL = 1500
 """Nonzeros up to which a problem is solved in this process: graphs of about ten ops."""
 
@@ -64,7 +67,7 @@ def solve_matrices(
       start: A feasible x. Engines that can, start from it; it is the answer if they find none.
 
     Raises:
-      SolverUnavailableError: The engine is not known.
+      SolverUnavailableError: The engine is not known, or its package cannot be imported.
       SolverFailedError: The package failed; its own error is chained, if any.
     """
     if engine not in ENGINES:
@@ -109,6 +112,12 @@ def _answer(module: str, question: dict, *, small: bool, size: str) -> Any:
     except CheckmateError:
         raise
     except Exception as error:
+        package = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ImportError) and package in PACKAGES:
+            raise SolverUnavailableError(
+                f"Engine {engine!r} needs the package {package!r}, which cannot be imported:"
+                f" {error}. Install it with: pip install {package}"
+            ) from error
         raise SolverFailedError(
             f"Engine {engine!r} broke on {size}: {type(error).__name__} {error}. Try another"
             " engine."

@@ -18,7 +18,7 @@ from checkmate.tf2.eager.budget import EagerOptions
 from checkmate.tf2.eager.interception import Interception
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
-from checkmate.tf2.memory.available import free_bytes
+from checkmate.tf2.memory.available import auto_budget, free_bytes
 from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
 
 _open: tuple[object, Interception] | None = None
@@ -89,7 +89,8 @@ class dtr:
     before TensorFlow is imported.
 
     Args:
-      budget: A number of bytes or "6GiB"; None for no limit.
+      budget: A number of bytes, "6GiB", or "auto": what is free, as for `compile`. None for no
+        limit.
       heuristic: The score: a name in `checkmate.dtr.heuristic.HEURISTICS` or a `Heuristic`. The
         paper's h_DTR^eq by default. Staleness is counted along the program, back in a backward
         pass, and reads for the recomputation of other tensors do not count.
@@ -158,6 +159,8 @@ class dtr:
                 f"An overhead limit of {overhead_limit!r} leaves nothing to recompute; it must be"
                 " more than 1."
             )
+        if budget == "auto":
+            budget = auto_budget(devices.training_device())
         if budget is not None:
             check_budget(budget)
         self._budget_bytes = None if budget is None else parse_bytes(budget)

@@ -82,17 +82,19 @@ class Verification:
             )
         lines.append(
             f"  {self.planned_evaluations} evaluations planned, {len(self.not_run)} not run,"
-            f" {len(self.run_again)} run again"
+            f" {len(self.run_again)} beyond the plan"
         )
         lines += [f"    not run: {name}" for name in self.not_run[:5]]
-        lines += [f"    run again: {name}" for name in self.run_again[:5]]
-        lines += [f"    not in place: {name}" for name in self.not_in_place[:5]]
+        lines += [f"    beyond the plan: {name}" for name in self.run_again[:5]]
+        lines += [f"    not in place, against the plan: {name}" for name in self.not_in_place[:5]]
         if self.measured_peak_bytes is not None:
-            plain = format_bytes(self.plain_peak_bytes) if self.plain_peak_bytes else "not measured"
+            plain = "not measured"
+            if self.plain_peak_bytes:
+                plain = f"{format_bytes(self.plain_peak_bytes)} measured"
             lines.append(
-                f"  peak {format_bytes(self.measured_peak_bytes)} measured,"
-                f" {format_bytes(self.predicted_peak_bytes)} expected,"
-                f" {format_bytes(self.budget_bytes)} budget, {plain} for the plain step"
+                f"  planned peak {format_bytes(self.measured_peak_bytes)} measured,"
+                f" {format_bytes(self.predicted_peak_bytes)} predicted; budget"
+                f" {format_bytes(self.budget_bytes)}; plain peak {plain}"
             )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 

@@ -9,14 +9,16 @@ from typing import Any
 import keras
 
 from checkmate.core.graph import DFGraph
+from checkmate.core.replay import floor
 from checkmate.errors import TraceError
 from checkmate.tf2.costs.device_profile import DeviceProfile
 from checkmate.tf2.fits import Fits, step_fits
 from checkmate.tf2.graph.trace import AlreadyTraced, TracedStep, trace
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
-from checkmate.tf2.micro_batches.slices import Slices, examples_of
+from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.uninitialized import uninitialized_variables
+from checkmate.units import format_bytes
 
 
 class StepOnPaper:
@@ -30,6 +32,7 @@ class StepOnPaper:
         self.traced = trace(step, *specs, name=name)
         self.examples = examples_of(specs)
         self._sliced: SlicedStep | None = None
+        self._single: DFGraph | None = None
 
     def fits(self, profile: DeviceProfile, options: PlanOptions) -> Fits:
         """Whether the whole batch fits a device, and which batch would."""
@@ -48,6 +51,17 @@ class StepOnPaper:
         specs = functions.arguments(self._specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
         return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
+
+    def smaller_batch(self, budget_bytes: int) -> str:
+        """A sentence on whether a smaller batch may fit, "" for a batch of one."""
+        if self.examples == 1:
+            return ""
+        if self._single is None:
+            self._single = trace(self._step, *sliced_specs(self._specs, 1), name=self._name).graph
+        least, budget = floor(self._single).bytes, format_bytes(budget_bytes)
+        if least > budget_bytes:
+            return f"Not even a batch of 1 fits {budget}: it needs {format_bytes(least)}."
+        return f"A smaller batch may fit {budget}: one of 1 needs {format_bytes(least)} at least."
 
     def with_all_variables(self, part: TracedStep, graph: DFGraph) -> DFGraph:
         """The graph of a slice with the bytes of the variables that only the optimizer's update

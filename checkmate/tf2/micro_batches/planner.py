@@ -21,7 +21,7 @@ from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.micro_batches.accumulated_step import AccumulatedStep
 from checkmate.tf2.micro_batches.choice import Choice
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
-from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
+from checkmate.tf2.micro_batches.sliced_run import PlainFigures, added, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.planning import store
@@ -30,6 +30,9 @@ from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask
 from checkmate.units import Bytes, is_share
 
 log = logging.getLogger("checkmate")
+
+LOOKING = "looking at slices"
+"""The phase of planning in slices, with all numbers of slices that were looked at."""
 
 
 def planner_of(request: PlanRequest) -> Planner:
@@ -51,16 +54,21 @@ class MicroBatchPlanner(Planner):
     ) -> Planned:
         """Plans the step for these shapes; with `like`, in slices of the same size; see
         `Planner.plan`."""
+        request = self.request
+        if like is None and request.options.plan:
+            store.prepare(request.options.plan)
         with only_new_garbage():
             if like is not None:
                 return self._smaller(specs, like, batch)
-            options = self.request.options
-            if options.plan:
-                store.prepare(options.plan)
-            task, plain = _measured(self._task(specs, batch, traced, released_bytes))
-            path = self.path_of(task.traced)
-            stored = self._stored(task, plain, path)
-            planned = stored or self._new(task, plain)
+            with request.showing() as progress:
+                inner = replace(self, request=replace(request, progress=progress))
+                task, plain = _measured(inner._task(specs, batch, traced, released_bytes))
+                path = self.path_of(task.traced)
+                with task.clock.phase(LOOKING):
+                    stored = inner._stored(task, plain, path)
+                    planned = stored or inner._new(task, plain)
+                planned = _timed(planned, task.clock)
+                progress.done(planned.report.in_a_line())
             self.budget_bytes = planned.report.budget_bytes
             log.info("%s", planned.report)
             if path and stored is None:
@@ -74,7 +82,8 @@ class MicroBatchPlanner(Planner):
         traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> PlanTask:
-        request, clock = self.request, Clock()
+        request = self.request
+        clock = Clock(request.progress)
         with clock.phase("tracing"):
             traced = traced or trace(request.step, *specs, name=request.name)
         return PlanTask.of(
@@ -104,14 +113,15 @@ class MicroBatchPlanner(Planner):
         other = task.other_bytes
         try:
             found = store.slices_of(named)
-            if found is None:
-                return _unsplit(task, named)
             examples, asked = examples_of(task.specs), self.request.options.micro_batches
-            slices = Slices(examples, found.size)
-            if found.size >= examples or asked not in ("auto", slices.count):
+            if found is None and asked == "auto":
+                return _unsplit(task, named)
+            slices = Slices(examples, found.size if found else examples)
+            if found is None or found.size >= examples or asked not in ("auto", slices.count):
+                made_for = f"slices of {found.size} examples" if found else "a whole batch"
                 raise PlanFileError(
-                    f"The plan of {named} is for slices of {found.size} examples, and a batch of"
-                    f" {examples} in {asked} micro-batches was asked for. Make a plan for that."
+                    f"The plan of {named} is for {made_for}, and a batch of {examples} in {asked}"
+                    " micro-batches was asked for. Make a plan for that."
                 )
             if is_share(self.request.options.budget):
                 task = task.within(self.request.resolve(found.plain_bytes + other, other))
@@ -136,6 +146,20 @@ class MicroBatchPlanner(Planner):
             return _unsplit(task) if slices.count == 1 else _in_slices(task, slices, plain)
         except TraceError:  # such slices do not go together
             return _unsplit(task)
+
+
+def _timed(planned: Planned, clock: Clock) -> Planned:
+    """The step whose report has the seconds of all that was done for it: of its own plans, and of
+    all else that was looked at or made."""
+    report, times = planned.report, []
+    for whole, own in (
+        (clock.seconds, report.seconds),
+        (clock.cpu_seconds, report.cpu_seconds),
+    ):
+        rest = max(0.0, whole.pop(LOOKING) - sum(own.values()))
+        times.append({**added([whole, own]), LOOKING: rest})
+    seconds, cpu_seconds = times
+    return replace(planned, report=replace(report, seconds=seconds, cpu_seconds=cpu_seconds))
 
 
 def _measured(task: PlanTask) -> tuple[PlanTask, PlainFigures]:

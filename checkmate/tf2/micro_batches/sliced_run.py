@@ -76,8 +76,8 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         plain_peak_bytes=plain.peak_bytes,
         predicted_peak_bytes=max(predicted) + beyond,
         notes=_notes(pieces, parts),
-        seconds=_added(each.report.seconds for each in parts),
-        cpu_seconds=_added(each.report.cpu_seconds for each in parts),
+        seconds=added(each.report.seconds for each in parts),
+        cpu_seconds=added(each.report.cpu_seconds for each in parts),
         micro_batches=_figures(pieces, plain),
     )
     each = {size: each.run for size, each in pieces.each.items()}
@@ -123,7 +123,7 @@ def _notes(pieces: Pieces, parts: Iterable[Planned]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*notes, *pieces.functions.notes]))
 
 
-def _added(clocks: Iterable[dict[str, float]]) -> dict[str, float]:
+def added(clocks: Iterable[dict[str, float]]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for clock in clocks:
         for phase, each in clock.items():

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from checkmate.core.replay import replay
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
-from checkmate.progress import Progress
 from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
@@ -30,14 +29,11 @@ from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.refusal import Refusal
-from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
+from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
 from checkmate.tf2.report import Report
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
-
-PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3, "predicting": 3, "building": 4}
-"""The phases of planning -> their numbers, as progress shows them."""
 
 MAX_PLANS_ANEW = 3
 """How often a step is planned anew at most; a warning follows."""
@@ -67,8 +63,7 @@ class Planner:
         request = self.request
         if request.options.plan:
             store.prepare(request.options.plan)
-        showing = Progress(request.name, PHASES, enabled=request.options.verbose)
-        with only_new_garbage(), showing as progress:
+        with only_new_garbage(), request.showing() as progress:
             clock = Clock(progress)
             with clock.phase("tracing"):
                 traced = traced or trace(
@@ -89,7 +84,8 @@ class Planner:
             try:
                 stored = store.stored_plan(task)
                 planned = stored or new_plan(task)
-                progress.done(planned.report.in_a_line())
+                if request.progress is None:
+                    progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
         self.budget_bytes = planned.report.budget_bytes
@@ -105,12 +101,11 @@ class Planner:
         planned: Planned,
         specs: tuple[Any, ...],
         batch: Sequence[tf.Tensor],
-        why: str,
-        correction: float,
+        reason: Reason,
     ) -> Planned:
         """A plan for the memory of real steps, and for what is in use now; the same plan where no
-        other is found, or none that is cheaper for steps below the prediction. `why` is a sentence,
-        `correction` measured activations as a multiple of the predicted ones."""
+        other is found, or none that is cheaper for steps below the prediction."""
+        why, correction = reason.sentence, reason.correction
         if self.plans_anew >= MAX_PLANS_ANEW:
             log.warning("%s It was planned anew %d times: its plan stays.", why, self.plans_anew)
             return planned
@@ -124,7 +119,8 @@ class Planner:
         )
         log.info("%s It is planned anew.", why)
         # The folder's plan is the one that is replaced.
-        asked = replace(self.request, options=replace(self.request.options, plan=None))
+        options = replace(self.request.options, plan=None)
+        asked = replace(self.request, options=options, anew=reason)
         try:
             found = replace(self, request=asked).plan(
                 specs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+import keras
 import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
@@ -18,6 +19,7 @@ from checkmate.tf2.graph.bodies import function_names
 from checkmate.tf2.graph.operations import may_share_memory
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.ops import flops
 from checkmate.tf2.ops.rule import Runs
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.planning.budget_loop import TUNING
@@ -86,7 +88,20 @@ def _total(values: list[tuple[int, str]]) -> int:
     return sum(size for size, _ in values)
 
 
+def _is_summed(operation: tf.Operation) -> bool:
+    """Whether it makes a matrix for each example, of which only the sum is used."""
+    return rule_of(operation.type).flops is flops.batch_product and any(
+        made.shape.rank and made.shape.rank > 2 and output.shape == made.shape[-2:]
+        for made in operation.outputs
+        for reader in made.consumers()
+        for output in reader.outputs
+    )
+
+
 NAMED = 3
+
+DENSE_SUMS = (3, 15)
+"""The version of Keras whose Dense layers have gradients of kernels without a batch axis."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +196,7 @@ class Refusal:
             f" on the device, {format_bytes(small)} are small values,"
             f" {format_bytes(memory.next_batch_bytes)} are set aside for the next batch, and"
             f" {format_bytes(memory.reserve_bytes)} are the reserve."
-            f"{self._of_algorithms(lowest)}"
+            f"{self._of_algorithms(lowest)}{self._of_dense(lowest)}"
         )
 
     def _of_loops(self) -> str:
@@ -231,6 +246,18 @@ class Refusal:
             " before TensorFlow is imported, has it choose one that takes no more."
         )
 
+    def _of_dense(self, lowest: Need) -> str:
+        """The newer Keras whose Dense layers have no such gradient, where one binds."""
+        group = self.search.task.traced.groups[lowest.op]
+        version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+        if version >= DENSE_SUMS or not any(map(_is_summed, group)):
+            return ""
+        return (
+            " It is a product for each example, of which only the sum is used. For Dense layers on"
+            f" inputs of rank 3 or more, Keras 3.15 makes the sum alone; this is Keras"
+            f" {keras.__version__}."
+        )
+
     def _values(self, lowest: Need) -> str:
         sized = sorted((each for each in lowest.values if each[0]), reverse=True)
         named = ", ".join(f"{name} {format_bytes(size)}" for size, name in sized[:NAMED])
@@ -238,33 +265,38 @@ class Refusal:
         return f" (with {named}{more})" if named else ""
 
     def _advice(self, needed_bytes: int) -> str:
-        budget_bytes = self.search.memory.limit_bytes
-        batch, budget = self._batch_that_fits(needed_bytes), format_bytes(budget_bytes)
-        smaller = "or use a smaller batch."
-        if batch is not None:
-            fitting = f"or use a batch of at most {batch} within {budget}."
-            smaller = fitting if batch else f"as not even a batch of 1 would fit {budget}."
-        request = self.search.task.request
-        if batch != 0 and request.explains and request.options.micro_batches == 1:
-            smaller += ' Or have the batch run in slices: micro_batches="auto".'
-        if self.smallest_bytes is None or self.smallest_bytes <= budget_bytes:
-            return f"Raise the budget, {smaller}"
+        smaller = self._smaller_batch(needed_bytes)
+        if self.smallest_bytes is None or self.smallest_bytes <= self.search.memory.limit_bytes:
+            return f"Raise the budget{smaller}"
         return (
             f"The smallest budget that a plan was found for is {format_bytes(self.smallest_bytes)}."
-            f" Raise the budget to that, {smaller}"
+            f" Raise the budget to that{smaller}"
         )
+
+    def _smaller_batch(self, needed_bytes: int) -> str:
+        """The end of the sentence that begins with "Raise the budget"."""
+        request, memory = self.search.task.request, self.search.memory
+        budget, resident = memory.limit_bytes, memory.resident_bytes - memory.batch_bytes
+        if resident >= budget:
+            return f", as {format_bytes(resident)} are resident whatever the batch."
+        if self.search.task.examples == 1:
+            return "."
+        batch = self._batch_that_fits(needed_bytes)
+        if batch == 0:
+            return f", as not even a batch of 1 would fit {format_bytes(budget)}."
+        smaller = ", or use a smaller batch."
+        if batch is not None:
+            smaller = f", or use a batch of at most {batch} within {format_bytes(budget)}."
+        if request.explains and request.options.micro_batches == 1:
+            smaller += ' Or have the batch run in slices: micro_batches="auto".'
+        return smaller
 
     def _batch_that_fits(self, needed_bytes: int) -> int | None:
         """The largest batch within the budget, extrapolated linearly from the floor of one example;
         None where that is unknown."""
-        sizes = {
-            spec.shape[0] for spec in tf.nest.flatten(self.search.task.specs) if spec.shape.rank
-        }
-        if len(sizes) != 1 or not self.search.task.request.explains:
+        batch = self.search.task.examples
+        if batch is None or not self.search.task.request.explains:
             return None
-        batch = sizes.pop()
-        if batch == 1:
-            return 0
         single = tf.nest.map_structure(
             lambda spec: (
                 tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec

@@ -7,6 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +59,16 @@ class Planned:
         return self.graph.total_cost if bound is None else bound
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a step is planned anew: a sentence, the same in few words, and the correction of its
+    predictions: measured activations as a multiple of the predicted ones."""
+
+    sentence: str
+    words: str
+    correction: float
+
+
 class Clock:
     """Wall-clock and CPU seconds per phase, shown by `progress` as they begin; a repeated phase
     adds up."""
@@ -82,6 +93,9 @@ def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
 
 ANY_SIZE = 2**62
 
+PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3, "predicting": 3, "building": 4}
+"""The phases of planning -> their numbers, as progress shows them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanRequest:
@@ -95,6 +109,8 @@ class PlanRequest:
         memory is set aside while the step runs.
       correction: Activations of real steps as a multiple of the predicted ones.
       others: Device -> the same step there, for other devices of this process that run the plan.
+      progress: That of a whole of which this is a part; by default each planning shows its own.
+      anew: Why the step is planned anew, if it is.
     """
 
     step: Callable[..., Any]
@@ -106,6 +122,14 @@ class PlanRequest:
     correction: float = 1.0
     scratch: Scratch = field(default_factory=Scratch)
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    progress: Progress | None = None
+    anew: Reason | None = None
+
+    def showing(self) -> AbstractContextManager[Progress]:
+        """The progress of planning, as a context."""
+        if self.progress is not None:
+            return self.progress.of_part(self.name)
+        return Progress(self.name, PHASES, enabled=self.options.verbose)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
         """The budget in bytes. A share is one of the step's own peak, to which the other bytes are
@@ -185,6 +209,12 @@ class PlanTask:
         return self.start.other_bytes
 
     @property
+    def examples(self) -> int | None:
+        """The size of the batch, where the arguments agree about it."""
+        sizes = {spec.shape[0] for spec in tf.nest.flatten(self.specs) if spec.shape.rank}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
     def reports(self) -> bool:
         return bool(self.paper_bytes) or devices.allocator_reports(devices.training_device())
 
@@ -203,13 +233,18 @@ class PlanTask:
             "graph": graph,
             "plain_plan": self.traced.plain_plan(),
             "asked": self.request.options.budget,
+            "examples": self.examples,
+            "origin": f"planned anew: {anew.words}" if (anew := self.request.anew) else "",
         }
         return Report(**fields | more)
 
     def notes(self) -> tuple[str, ...]:
+        anew = self.request.anew
+        notes = (f"The step was planned anew. {anew.sentence}",) if anew else ()
         if self.reports:
-            return ()
+            return notes
         return (
+            *notes,
             "This device's allocator does not report what is in use: the peak is predicted, and a"
             " reserve stands in for reading it off real steps.",
         )

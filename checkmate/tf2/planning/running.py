@@ -20,7 +20,7 @@ from checkmate.tf2.graph.operations import draws, is_constant
 from checkmate.tf2.memory.prediction import exact_bytes
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.planning.budget_loop import TUNING
-from checkmate.tf2.planning.request import Planned
+from checkmate.tf2.planning.request import Planned, Reason
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -60,7 +60,7 @@ class RunningStep:
         self.steps = self.peak_bytes = self.rise_bytes = 0
         self.seconds: float | None = None
         self.is_final = False
-        self._above = ""
+        self._above: Reason | None = None
         self._device = devices.training_device()
         # In memory from the first step on.
         self._constant_bytes = sum(
@@ -92,30 +92,30 @@ class RunningStep:
             self.peak_bytes = max(self.peak_bytes, peak)
             self.rise_bytes = max(self.rise_bytes, peak - before - constants)
         if peak > self._budget and not self.is_final and (self.steps > 1 or not self._tries):
-            self._above = (
-                f"Step {self.steps} of {self._name!r} took {format_bytes(peak)},"
-                f" {format_bytes(peak - self._budget)} more than the budget of"
-                f" {format_bytes(self._budget)}."
-            )
-            log.warning("%s The next step runs under a lower plan, if there is one.", self._above)
+            more, budget = format_bytes(peak - self._budget), format_bytes(self._budget)
+            why = f"Step {self.steps} of {self._name!r} took {format_bytes(peak)},"
+            why += f" {more} more than the budget of {budget}."
+            correction = max(self.correction, LEAST_CORRECTION)
+            self._above = Reason(why, f"a step took {more} more", correction)
+            log.warning("%s The next step runs under a lower plan, if there is one.", why)
         return result
 
-    def reason_to_plan_anew(self) -> tuple[str, float] | None:
-        """A sentence, and the correction of predictions, where the last step was above the budget,
-        the next one would be, or a cheaper plan may pay; else None."""
+    def reason_to_plan_anew(self) -> Reason | None:
+        """Where the last step was above the budget, the next one would be, or a cheaper plan may
+        pay; else None."""
         if self.is_final:
             return None
         if self._above:
-            why, self._above = self._above, ""
-            return why, max(self.correction, LEAST_CORRECTION)
+            reason, self._above = self._above, None
+            return reason
         if excess := self._excess_bytes():
-            why = (
-                f"{self._name!r} may take {format_bytes(excess)} more than the budget of"
-                f" {format_bytes(self._budget)} with what is in use now."
-            )
-            return why, max(self.correction, 1.0)
+            more, budget = format_bytes(excess), format_bytes(self._budget)
+            why = f"{self._name!r} may take {more} more than the budget of {budget}"
+            words = f"{more} too much with what is in use now"
+            return Reason(f"{why} with what is in use now.", words, max(self.correction, 1.0))
         if self.steps == FEW_STEPS and self._may_be_cheaper():
-            return f"{self._name!r} takes less than predicted.", self.correction
+            words = "takes less than predicted"
+            return Reason(f"{self._name!r} {words}.", words, self.correction)
         return None
 
     def _may_be_cheaper(self) -> bool:

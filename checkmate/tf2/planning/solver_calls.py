@@ -79,7 +79,7 @@ class SolverCalls:
         """The search for the smallest budget that has a plan, made once; None where it fails."""
         if self._curve is None:
             limit_s = TUNING.lowest_plan_s
-            phase = self.clock.progress.phase("looking for what would fit", limit_s=limit_s)
+            phase = self.clock.phase("looking for what would fit", limit_s=limit_s)
             with contextlib.suppress(CheckmateError), phase:
                 self._curve = solve_curve(
                     self.graph,

@@ -400,6 +400,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
         result=stored.result(task.budget_bytes - other) if stored.plan else None,
         notes=(*traced.notes, f"The plan is from {stored.path}.", *task.notes()),
         predicted_peak_bytes=stored.peak_bytes + other,
+        origin=f"plan from {stored.path}",
     )
     plan = stored.plan or traced.plain_plan()
     return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)

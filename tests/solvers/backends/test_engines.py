@@ -128,6 +128,17 @@ def test_unknown_engine_names_the_known_ones():
         solve_matrices(knapsack(), engine="gurobi", time_limit_s=1)
 
 
+@pytest.mark.parametrize(("engine", "package"), [("cbc", "cylp"), ("highs", "ortools")])
+def test_a_package_that_cannot_be_imported_is_named(engine, package, small, tmp_path, monkeypatch):
+    (tmp_path / f"{package}.py").write_text(
+        f"raise ImportError('libCbc.so.3: cannot open', name={package!r})"
+    )
+    small(0)  # in a process of its own, which finds this one first
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SolverUnavailableError, match=f"libCbc.*pip install {package}"):
+        solve_matrices(knapsack(), engine=engine, time_limit_s=20)
+
+
 @pytest.mark.parametrize(("engine", "module"), [("cbc", "cbc"), ("scip", "ortools")])
 def test_a_breaking_package_is_chained(engine, module, monkeypatch):
     def breaks(*_args, **_facts):

@@ -23,6 +23,7 @@ from eager_programs import (
     same,
     weights,
 )
+from scripts import run_python
 
 from checkmate import BudgetError, CheckmateError, EvictionError
 from checkmate.dtr.heuristic import HEURISTICS, Heuristic
@@ -31,6 +32,18 @@ from checkmate.tf2.eager.budget import Tuning
 from checkmate.tf2.eager.storage import EagerCall, EagerStorage
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def test_auto_is_what_is_free():
+    script = """
+        import checkmate, tensorflow as tf
+        with checkmate.tf2.dtr("auto") as context:
+            tf.ones(9) + 1
+        print(context.stats.budget_bytes)
+    """
+    limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "100", "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+    ran = run_python(script, **limit)
+    assert ran.stdout.split() == [str(int(0.96 * 100 * MIB))], ran.stderr
 
 
 @pytest.mark.parametrize("heuristic", ["dtr_eq", "lru", "msps"])

@@ -1,5 +1,7 @@
 """Steps in slices: the numbers of the whole batch, within the budget."""
 
+import re
+import time
 from dataclasses import replace
 
 import keras
@@ -89,13 +91,19 @@ def test_verify_notices_a_slice_that_is_left_out():
     assert not checkmate.tf2.verify(step, batch()).ok
 
 
-def test_auto_takes_the_cheapest_number_of_slices_and_bounds_all(monkeypatch):
+def test_auto_takes_the_cheapest_number_of_slices_and_bounds_all(monkeypatch, capfd):
     """Also within what is free, where the step that is not split would run unchanged, whatever it
     takes."""
     monkeypatch.setattr("checkmate.tf2.planning.request.auto_budget", lambda device: 14 << 20)
-    _, step = compiled("auto", "auto")
-    report = step.report()
+    started = time.perf_counter()
+    _, step = compiled("auto", "auto", verbose=True)
+    elapsed, report = time.perf_counter() - started, step.report()
     assert report.micro_batches.count > 1
+    assert 0.6 * elapsed < sum(report.seconds.values()) < elapsed
+    last = capfd.readouterr().err.splitlines()[-1]
+    name, line, seconds = re.fullmatch(r"(\w+): (.*) \(([\d.]+) s\)", last).groups()
+    assert (name, line) == (report.name, report.in_a_line())
+    assert float(seconds) == pytest.approx(sum(report.seconds.values()), rel=0.1, abs=0.2)
     assert report.predicted_peak_bytes <= step.budget_bytes == 14 << 20
     tried = {each.count: each for each in report.tried_slices}
     costs = [each.cost for each in tried.values() if each.cost is not None]
@@ -105,9 +113,12 @@ def test_auto_takes_the_cheapest_number_of_slices_and_bounds_all(monkeypatch):
     assert "micro-batches" in report.sentence() and "looked at" in str(report)
 
 
-def test_auto_leaves_alone_what_fits():
+def test_auto_leaves_alone_what_fits_and_its_plan_is_for_no_slices(tmp_path):
     _, step = compiled("2GiB", "auto")
     assert step.report().micro_batches is None and step.result is None
+    step.save(tmp_path / "plan.json")
+    with pytest.raises(checkmate.PlanFileError, match="is for a whole batch, and a batch of 16 in"):
+        compiled("2GiB", 2, plan=tmp_path / "plan.json")
 
 
 def test_auto_does_not_split_what_is_bound_together_and_names_the_op():

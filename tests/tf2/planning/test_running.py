@@ -14,6 +14,7 @@ from training import planned_function
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory.prediction import Peak, Predictor
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Reason
 from checkmate.tf2.planning.running import RunningStep
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
@@ -61,7 +62,7 @@ def test_no_step_runs_before_the_first_call():
     assert step.plan.recomputed and chain.state() == before
     report = step.report()
     assert report.steps == 0 and report.measured_peak_bytes is None
-    assert "no step ran yet" in str(report) and "(predicted)" in report.sentence()
+    assert "no step ran yet" in str(report) and "(both predicted)" in report.sentence()
     for k in range(1, 4):
         step(chain.x)
         assert int(chain.count) == k and step.report().steps == k
@@ -221,7 +222,11 @@ def test_what_comes_to_be_in_use_leads_to_another_plan_before_it_is_above(caplog
     with caplog.at_level(logging.INFO, "checkmate"):
         step(chain.x)
     assert step.planned is not first and "with what is in use now" in caplog.text
-    assert step.report().measured_peak_bytes <= step.budget_bytes
+    report = step.report()
+    assert report.measured_peak_bytes <= step.budget_bytes
+    assert report.in_a_line().endswith("MiB too much with what is in use now")
+    assert "planned anew" in report.in_a_line()
+    assert "note: The step was planned anew. 'step' may take" in str(report)
     del held
 
 
@@ -259,7 +264,7 @@ def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(tmp_path):
     first = planner.plan(specs)
     path = planner.path_of(first.traced)
     left = path.read_bytes()
-    again = planner.anew(first, specs, (), "It took more.", 1.1)
+    again = planner.anew(first, specs, (), Reason("It took more.", "more", 1.1))
     assert "solving" in again.report.seconds, "planned, and not taken from the folder"
     assert path.read_bytes() != left
 
@@ -267,6 +272,6 @@ def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(tmp_path):
 def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(caplog):
     planner, specs = planner_of(planned().budget_bytes)
     first = planner.plan(specs)
-    assert planner.anew(first, specs, (), "It took more.", 3.0) is first
+    assert planner.anew(first, specs, (), Reason("It took more.", "more", 3.0)) is first
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1 and warnings[0].startswith("It took more. No other plan")
