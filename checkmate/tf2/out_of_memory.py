@@ -297,4 +297,5 @@ def _ways(
 def _requested(error: Any) -> str:
     """The tensor that did not fit, in TensorFlow's words."""
     found = re.search(r"OOM when allocating tensor with shape\S*.*?(?=\n|\[Op|$)", error.message)
-    return found[0].strip() if found else error.message.strip().split("\n")[0]
+    text = found[0] if found else error.message.strip().split("\n")[0]
+    return re.sub(r"/job:\S*/device:", "", text).strip()
