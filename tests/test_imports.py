@@ -20,7 +20,7 @@ ROOT = Path(checkmate.__file__).parent
 
 DOORS = (
     *("compile", "training_step", "function", "planned_function", "call", "fit", "keras2"),
-    *("distribute", "replicas", "max_batch", "verify"),
+    *("distribute", "replicas", "max_batch", "fits", "out_of_memory", "verify"),
 )
 """What people call of tf2, and the files that it consists of. They may import one another, in no
 circle."""
@@ -45,7 +45,8 @@ LAYERS = {
     "solvers.auto": "solvers.annealing solvers.backends solvers.baselines solvers.exact",
     "solvers.ordering": "solvers.auto",
     "solvers.paper": "solvers.auto",
-    "solvers.solve": "solvers.ordering solvers.paper solvers.result",
+    "solvers.layer_rules": "core",
+    "solvers.solve": "solvers.layer_rules solvers.ordering solvers.paper solvers.result",
     "solvers.curve": "solvers.solve",
     "tf2.gpus": "core",
     "tf2.device": "tf2.gpus",
@@ -62,7 +63,9 @@ LAYERS = {
     "tf2.deferred_update": "tf2.graph",
     "tf2.micro_batches": "tf2.axes tf2.planning tf2.deferred_update",
     "tf2.eager": "tf2.costs dtr",
-    **dict.fromkeys((f"tf2.{door}" for door in DOORS), "tf2.micro_batches tf2.doors"),
+    **dict.fromkeys(
+        (f"tf2.{door}" for door in DOORS), "tf2.micro_batches tf2.doors tf2.uninitialized"
+    ),
     "tf2.uninitialized": "errors",
     "tf2.models": "tf2.doors tf2.uninitialized",
     "tf2.tensorboard": "tf2.doors",

@@ -113,12 +113,15 @@ def plan_command(
 
 
 def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> int:
+    from checkmate.tf2.fits import step_fits
     from checkmate.tf2.options import PlanOptions
+    from checkmate.tf2.uninitialized import uninitialized_variables
 
     asked = PlanOptions(
         solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
     )
-    answer = step.fits(profile, asked)
+    with uninitialized_variables():
+        answer = step_fits(step.step, step.specs, step.name, profile, asked, model=step.model)
     if as_json:
         print_json(dataclasses.asdict(answer))
     else:

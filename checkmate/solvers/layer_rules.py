@@ -65,7 +65,7 @@ def _matches(layer: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerRules:
-    """What is asked of the layers of a graph, as a graph to be solved instead.
+    """Rules for the layers of a graph, as a graph to be solved instead.
 
     Attributes:
       given: The graph.

@@ -24,9 +24,9 @@ from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import format_bytes
 
-LARGEST, LENGTH_SHARE, BATCH_S = 1 << 16, 0.05, 1.0
+LARGEST, LENGTH_SHARE, BATCH_S, MOST_SMALLER = 1 << 16, 0.05, 1.0, 4
 """No batch above this is looked at; how closely the largest length is found, for each of which the
-step is traced anew; seconds for the plan of each batch."""
+step is traced anew; seconds for the plan of each batch; how often a smaller one is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def step_fits(
     if not largest:
         return answer
     request = replace(request, options=replace(options, budget=answer.budget_bytes))
-    plain, planned = _largest_batches(request, specs)
+    plain, planned = _largest_batches(request, specs, profile)
     answer = replace(answer, plain_batch=plain, largest_batch=planned)
     if model is not None and (lengths := _largest_lengths(request, specs, model, profile)):
         answer = replace(answer, plain_length=lengths[0], largest_length=lengths[1])
@@ -237,9 +237,12 @@ def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: Devi
     )
 
 
-def _largest_batches(request: PlanRequest, specs: Any) -> tuple[int, int] | tuple[None, None]:
+def _largest_batches(
+    request: PlanRequest, specs: Any, profile: DeviceProfile
+) -> tuple[int, int] | tuple[None, None]:
     """The largest batches that fit, plain and planned; None where the step differs from batch to
-    batch."""
+    batch. Those found by linear growth are planned themselves, and smaller ones where they do not
+    fit: growth counts no batches ahead."""
     options = request.options
     try:
         small = sized(specs, 2)
@@ -249,7 +252,29 @@ def _largest_batches(request: PlanRequest, specs: Any) -> tuple[int, int] | tupl
     except BudgetError:
         return None, None
     quick = replace(options, time_limit_s=options.time_limit_s or BATCH_S)
-    return BatchSearch(replace(request, options=quick), growth, None).on_paper(LARGEST)
+    found = BatchSearch(replace(request, options=quick), growth, None).on_paper(LARGEST)
+
+    def settled(batch: int, is_enough: Callable[[Fits], bool]) -> int:
+        for _ in range(MOST_SMALLER):
+            answer = _at(request, sized(specs, batch), profile) if batch else None
+            if answer is None or is_enough(answer):
+                break
+            needed = answer.plain_peak_bytes
+            if is_enough is bool:
+                needed = answer.smallest_budget_bytes or needed
+            batch = int(batch * min(0.99, answer.budget_bytes / needed))
+        return batch
+
+    plain = settled(found[0], _is_plain)
+    return plain, max(plain, settled(found[1], bool))
+
+
+def _is_plain(answer: Fits) -> bool:
+    return answer.is_plain
+
+
+def _at(request: PlanRequest, specs: Any, profile: DeviceProfile) -> Fits:
+    return _planned(request, trace(request.step, *specs, name=request.name), specs, profile)
 
 
 def _largest_lengths(
@@ -265,9 +290,7 @@ def _largest_lengths(
     def answer(length: int) -> Fits:
         if length not in answers:
             given = at(length)
-            traced = trace(request.step, *given, name=request.name)
-            quick = replace(request, explains=False)
-            answers[length] = _planned(quick, traced, given, profile)
+            answers[length] = _at(replace(request, explains=False), given, profile)
         return answers[length]
 
     def search(is_enough: Callable[[Fits], bool]) -> int:
@@ -276,7 +299,7 @@ def _largest_lengths(
             lambda length: is_enough(answer(length)), LARGEST, known=known, share=LENGTH_SHARE
         )
 
-    return search(lambda each: each.is_plain), search(bool)
+    return search(_is_plain), search(bool)
 
 
 def open_size(

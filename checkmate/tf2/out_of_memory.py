@@ -66,7 +66,7 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryReport:
-    """What fills the memory at the peak of a step, and what would fit. Print it.
+    """The bytes at the peak of a step by kind, and what would fit. Print it.
 
     Attributes:
       name: The step's.
@@ -77,6 +77,12 @@ class OutOfMemoryReport:
       layers: (layer, bytes) of forward values that wait for the backward pass, most first.
       ways: The ways out, least time first.
       tried: Why others are none, as sentences.
+
+    Examples:
+      >>> explain = checkmate.tf2.ExplainOutOfMemory()
+      >>> model.fit(images, labels, callbacks=[explain])
+      >>> if explain.report:
+      ...     print(explain.report.kinds, explain.report.ways)
     """
 
     name: str

@@ -49,6 +49,7 @@ def test_plain_planned_or_not_at_all():
     assert shared.peak_bytes <= shared.budget_bytes < peak
 
 
+@pytest.mark.slow
 def test_the_largest_batch_trains_and_a_tenth_more_does_not():
     found = answer("40MB")
     assert found.plain_batch < found.largest_batch

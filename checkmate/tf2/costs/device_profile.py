@@ -84,7 +84,7 @@ class DeviceProfile:
 
     @property
     def budget_bytes(self) -> int:
-        """What `budget="auto"` is of it."""
+        """The bytes of `budget="auto"`."""
         return int((1 - AUTO_RESERVE) * self.memory_bytes)
 
     def estimates(self, traced: TracedStep) -> list[Measurement]:

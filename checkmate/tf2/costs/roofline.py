@@ -30,8 +30,8 @@ CPU = Rates(5e10, 8e9)
 
 
 class GPU(NamedTuple):
-    """What NVIDIA's data sheet says of a GPU: its memory, and its rates for the product of float32
-    matrices, without sparsity: in TF32, which is TensorFlow's default from 8.0 on, and without."""
+    """A GPU by NVIDIA's data sheet: its memory, and its rates for the product of float32 matrices,
+    without sparsity: in TF32, which is TensorFlow's default from 8.0 on, and without."""
 
     memory_gb: int
     with_tf32: Rates

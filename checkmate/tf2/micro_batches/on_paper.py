@@ -11,13 +11,9 @@ import keras
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import floor
 from checkmate.errors import TraceError
-from checkmate.tf2.costs.device_profile import DeviceProfile
-from checkmate.tf2.fits import Fits, step_fits
 from checkmate.tf2.graph.trace import AlreadyTraced, TracedStep, trace
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep, not_read_bytes
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
-from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import format_bytes
 
 
@@ -28,36 +24,29 @@ class StepOnPaper:
     def __init__(
         self, step: Callable[..., Any], specs: Any, name: str, model: keras.Model | None = None
     ):
-        self._step, self._specs, self._name, self._model = step, specs, name, model
+        self.step, self.specs, self.name, self.model = step, specs, name, model
         self.traced = trace(step, *specs, name=name)
         self.examples = examples_of(specs)
         self._sliced: SlicedStep | None = None
         self._single: DFGraph | None = None
 
-    def fits(self, profile: DeviceProfile, options: PlanOptions) -> Fits:
-        """Whether the whole batch fits a device, and which batch would."""
-        with uninitialized_variables():
-            return step_fits(
-                self._step, self._specs, self._name, profile, options, model=self._model
-            )
-
     def slice(self, slices: Slices) -> TracedStep:
         """Traces the function of a slice. Raises `TraceError`, which names the op, where the
         examples of the batch are bound together."""
-        sliced = self._sliced = self._sliced or SlicedStep(self._step, self._specs, self._name)
+        sliced = self._sliced = self._sliced or SlicedStep(self.step, self.specs, self.name)
         if binding := sliced.binding(slices):
-            raise TraceError(f"{self._name!r} is not split: {binding.sentence}")
+            raise TraceError(f"{self.name!r} is not split: {binding.sentence}")
         functions = sliced.functions(slices)
-        specs = functions.arguments(self._specs, of_slice=True)
+        specs = functions.arguments(self.specs, of_slice=True)
         step = AlreadyTraced(functions.each[slices.size], specs)
-        return trace(step, *specs, name=f"{self._name} in {slices.count} micro-batches")
+        return trace(step, *specs, name=f"{self.name} in {slices.count} micro-batches")
 
     def smaller_batch(self, budget_bytes: int) -> str:
         """A sentence on whether a smaller batch may fit, "" for a batch of one."""
         if self.examples == 1:
             return ""
         if self._single is None:
-            self._single = trace(self._step, *sliced_specs(self._specs, 1), name=self._name).graph
+            self._single = trace(self.step, *sliced_specs(self.specs, 1), name=self.name).graph
         least, budget = floor(self._single).bytes, format_bytes(budget_bytes)
         if least > budget_bytes:
             return f"Not even a batch of 1 fits {budget}: it needs {format_bytes(least)}."

@@ -217,7 +217,7 @@ class Refusal:
         )
 
     def _of_rules(self) -> str:
-        """What is asked of layers, and whether a plan is found without it."""
+        """The rules for layers, and whether a plan is found without it."""
         search, options = self.search, self.search.task.request.options
         rules = LayerRules.of(search.graph, options.keep, options.recompute).text
         if not rules:
