@@ -85,7 +85,13 @@ def test_a_measured_device_is_what_compile_says(tmp_path):
     report = step.report()
     others = report.memory.other_bytes - report.memory.next_batch_bytes
     assert found.plain_peak_bytes == pytest.approx(report.plain_peak_bytes - others, rel=0.01)
-    assert found.peak_bytes == pytest.approx(report.predicted_peak_bytes - others, rel=0.03)
+    # The plans need not be the same: each is the cheapest found of those that are within.
+    assert (
+        found.peak_bytes
+        <= found.budget_bytes
+        == pytest.approx(report.budget_bytes - others, rel=0.01)
+    )
+    assert found.slowdown == pytest.approx(report.predicted_slowdown, abs=0.03)
 
 
 def test_a_profile_is_added_to_and_names_its_device(tmp_path):
@@ -103,9 +109,9 @@ def test_a_profile_is_added_to_and_names_its_device(tmp_path):
     ("change", "said"),
     [
         ({"format": "checkmate-plan"}, "is no device profile"),
-        ({"version": 9}, "of version 9, and this is version 1"),
-        ({"entries": {"a": [1]}}, "is a damaged device profile"),
-        ({"memory_bytes": "much"}, "is a damaged device profile"),
+        ({"version": 9}, "of version 9, and this library reads version 1"),
+        ({"entries": {"a": [1]}}, r"entry a is \[1\]; a measurement was expected"),
+        ({"memory_bytes": "much"}, 'memory_bytes is "much"; a whole number of bytes'),
     ],
 )
 def test_files_that_are_no_profiles(tmp_path, change, said):

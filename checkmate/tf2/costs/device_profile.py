@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as attribute
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from checkmate.core.fields import BYTES, NUMBER, OBJECT, TEXT, field, refusal, shown
 from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
@@ -44,7 +46,7 @@ class DeviceProfile:
     name: str
     memory_bytes: int
     rates: Rates
-    entries: Entries = field(default_factory=dict, repr=False)
+    entries: Entries = attribute(default_factory=dict, repr=False)
     tensorflow: str = ""
 
     @classmethod
@@ -147,29 +149,30 @@ class DeviceProfile:
     def load(cls, path: str | os.PathLike) -> DeviceProfile:
         """Reads a file of `save`. Raises `PlanFileError`."""
         data = read_json(path)
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
+        if data.get("format") != FORMAT:
             raise PlanFileError(
-                f"{path} is no device profile. `checkmate profile MODEL -o FILE` writes one, on the"
-                " device."
+                f"{path} is no device profile. `checkmate profile MODEL -o {path}` writes one, on"
+                " the device."
             )
-        if data.get("version") != VERSION:
+        if (version := data.get("version")) != VERSION:
             raise PlanFileError(
-                f"{path} is a device profile of version {data.get('version')!r}, and this is"
+                f"{path} is a device profile of version {shown(version)}, and this library reads"
                 f" version {VERSION}. Make it again with `checkmate profile`."
             )
-        try:
-            return cls(
-                str(data["device"]),
-                int(data["memory_bytes"]),
-                Rates(float(data["flops_per_s"]), float(data["bytes_per_s"])),
-                {str(key): measurement(each) for key, each in data["entries"].items()},
-                str(data["tensorflow"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanFileError(
-                f"{path} is a damaged device profile ({type(error).__name__} {error}). Make it"
-                " again with `checkmate profile`."
-            ) from error
+        rates = (field(data, key, NUMBER, path) for key in ("flops_per_s", "bytes_per_s"))
+        rows, entries = field(data, "entries", OBJECT, path), Entries()
+        for key, each in rows.items():
+            try:
+                entries[key] = measurement(each)
+            except (TypeError, ValueError, AttributeError, IndexError) as error:
+                raise refusal(path, f"entry {key} is {shown(each)}", "a measurement") from error
+        return cls(
+            field(data, "device", TEXT, path),
+            field(data, "memory_bytes", BYTES, path),
+            Rates(*rates),
+            entries,
+            field(data, "tensorflow", TEXT, path),
+        )
 
     def costs_text(self, traced: TracedStep) -> str:
         """Where costs come from, in words."""
