@@ -38,6 +38,8 @@ LAYERS_SHOWN, WAYS_SHOWN, MOST_SLICES = 5, 3, 8
 PLAN_S = 5.0
 """Seconds for each plan on paper."""
 
+FIT, FUNCTION = "checkmate.tf2.rematerialize(model, {})", "@checkmate.tf2.function({})"
+
 MARGIN = 0.1
 """The share by which a smaller batch is smaller than what memory in proportion to it tells."""
 
@@ -158,7 +160,7 @@ class ExplainOutOfMemory(EveryKerasCallback):
                     args, _ = template.with_tensors(tensors)
                     return model.train_step(*args)
 
-                self._raise(error, step, call.specs(None), model.name)
+                self._raise(error, step, call.specs(None), model.name, FIT)
 
         model.train_function = explained
 
@@ -179,7 +181,7 @@ class ExplainOutOfMemory(EveryKerasCallback):
                 return self._step(*template.with_tensors(tensors)[0])  # type: ignore[misc]
 
             name = getattr(self._step, "__name__", "the step")
-            self._raise(error, step, call.specs(None), name)
+            self._raise(error, step, call.specs(None), name, FUNCTION)
 
     def _raise(
         self,
@@ -187,9 +189,10 @@ class ExplainOutOfMemory(EveryKerasCallback):
         step: Callable[..., Any],
         specs: tuple[Any, ...],
         name: str,
+        door: str,
     ) -> None:
         try:
-            self.report = explain(step, specs, name, error)
+            self.report = explain(step, specs, name, error, door)
             text = str(self.report)
         # Memory may run out here, too, and a step may be one that cannot be traced.
         except Exception as failure:
@@ -200,9 +203,10 @@ class ExplainOutOfMemory(EveryKerasCallback):
 
 
 def explain(
-    step: Callable[..., Any], specs: tuple[Any, ...], name: str, error: Any
+    step: Callable[..., Any], specs: tuple[Any, ...], name: str, error: Any, door: str
 ) -> OutOfMemoryReport:
-    """The report of a step that ran out of memory."""
+    """The report of a step that ran out of memory; `door` is the call that puts it under a
+    budget."""
     device = devices.training_device()
     paper = StepOnPaper(tf.function(step), specs, name)
     traced = paper.traced
@@ -218,7 +222,7 @@ def explain(
     used = usage(graph, traced.plain_plan())
     kinds = _kinds(traced, used, found.plain_peak_bytes, others)
     held = sorted(layers(graph, traced.plain_plan()), key=lambda each: -each.plain_bytes)
-    ways, tried = _ways(paper, found, graph.total_cost)
+    ways, tried = _ways(paper, found, graph.total_cost, door)
     return OutOfMemoryReport(
         name,
         _requested(error),
@@ -257,12 +261,12 @@ def _kinds(traced: Any, used: Any, peak_bytes: int, others: int) -> list[tuple[s
 
 
 def _ways(
-    paper: StepOnPaper, found: Fits, plain_cost: float
+    paper: StepOnPaper, found: Fits, plain_cost: float, door: str
 ) -> tuple[list[WayOut], tuple[str, ...]]:
     budget, ways, tried = found.budget_bytes, list[WayOut](), list[str]()
     same = "the same numbers"
     if found.peak_bytes is not None:
-        what = 'checkmate.tf2.rematerialize(model, budget="auto")'
+        what = door.format('budget="auto"')
         ways.append(WayOut(what, found.peak_bytes, found.slowdown or 1.0, same))
     elif found.smallest_budget_bytes is not None:
         tried.append(
@@ -281,7 +285,7 @@ def _ways(
         peak = replay(graph, part.plain_plan()).peak_bytes
         if peak <= budget:
             slowdown = slices.count * graph.total_cost / plain_cost
-            what = f"checkmate.tf2.rematerialize(model, micro_batches={slices.count})"
+            what = door.format(f"micro_batches={slices.count}")
             ways.append(WayOut(what, peak, slowdown, f"{same}, up to the order of sums"))
             break
         count *= 2
