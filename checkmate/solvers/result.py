@@ -177,7 +177,7 @@ class SolveResult:
         if self.timeline is None or self.overhead is None or self.gap is None:
             return f"{head} Budget {format_bytes(self.budget_bytes)}."
         space = "any order" if self.bound_covers == "any order" else "the graph's order"
-        space += f" with {self.rules}" if self.rules else ""
+        space += f" ({self.rules})" if self.rules else ""
         sentence = (
             f"{head} Peak {format_bytes(self.timeline.peak_bytes)} of"
             f" {format_bytes(self.budget_bytes)}, cost {100 * (self.overhead - 1):.2f} % over the"

@@ -472,7 +472,7 @@ class Report:
             any_order = result.bound_covers == "any order"
             space = "in any order of ops" if any_order else "in this order of ops"
         if result and result.rules:
-            space += f", with {result.rules},"
+            space += f" ({result.rules})"
         if gap <= 0:
             return f"no plan {space} is faster"
         return f"at most {gap_text(gap)} slower than the best possible plan {space}"
