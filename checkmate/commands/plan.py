@@ -23,7 +23,7 @@ from checkmate.commands.options import (
 )
 from checkmate.commands.output import Found, print_found, status_of, written
 from checkmate.commands.quiet import quietly
-from checkmate.commands.table import print_json, print_table
+from checkmate.commands.table import print_json, say
 from checkmate.progress import Progress
 
 
@@ -125,7 +125,7 @@ def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool)
     if as_json:
         print_json(dataclasses.asdict(answer))
     else:
-        print_table(f"{answer.name} on {answer.device}", ("", ""), answer.facts())
+        say(str(answer), is_whole=True)
     return int(not answer)
 
 

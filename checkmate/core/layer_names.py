@@ -4,13 +4,14 @@ TensorFlow names an op after the scopes in which it was made: "model/dense/MatMu
 pass, "gradient_tape/model/dense/MatMul_1" for its gradient. Keras opens a scope per layer, and
 makes names unique by a number at the end, so that the layers "conv" and "conv_1" can appear as
 "conv_1" and "conv_1_2". All names of a graph are therefore read together: if every scope of the
-model ends in a number, and the names stay different without it, the number was added by Keras.
+model ends in a number, and the names stay different without it (but for layers that are called
+twice), the number was added by Keras.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import takewhile
 
 from checkmate.core.graph import DFGraph
@@ -98,9 +99,12 @@ def _parts(name: str) -> Path:
 
 
 def _all_numbered(model: str, layers: set[str]) -> bool:
-    return all(map(_NUMBER.search, (model, *layers))) and len(
-        {_bare(name) for name in layers}
-    ) == len(layers)
+    if not all(map(_NUMBER.search, (model, *layers))):
+        return False
+    count = Counter(map(_bare, layers))
+    once = sum(found == 1 for found in count.values())
+    # A layer that is called twice has two numbers; then one number more shows in another's name.
+    return len(count) == len(layers) or (2 * once > len(layers) and any(map(_NUMBER.search, count)))
 
 
 def _bare(name: str) -> str:

@@ -2,14 +2,14 @@
 
 To keep a layer is to forbid its ops a second evaluation. To recompute one is to give the backward
 pass copies of its ops: the graph that is solved has them right before what reads them, so that no
-value of the layer lives from the forward pass to the backward pass. A plan of that graph is one of
-the given graph, whose every copy stands for its op; its cost is the same or less, and so is its
-peak. A bound on the cost of plans of that graph is a bound for plans that hold to the rules.
+op of the backward pass reads a value of the forward pass. A plan of that graph is one of the given
+graph, whose every copy stands for its op; its cost is the same or less, and so is its peak.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -31,7 +31,7 @@ def as_patterns(patterns: Patterns) -> tuple[str, ...]:
         raise GraphError(
             f"Layers are named by text, such as 'block3*', or by several texts; got {patterns!r}."
         )
-    return tuple(found)
+    return tuple(sorted({*found}))
 
 
 def ops_of_layers(graph: DFGraph, patterns: Sequence[str], option: str) -> set[int]:
@@ -39,9 +39,12 @@ def ops_of_layers(graph: DFGraph, patterns: Sequence[str], option: str) -> set[i
     `GraphError` where a pattern is the name of none."""
     names = layer_names(graph)
     forward = [i for i, op in enumerate(graph.ops) if not op.is_backward and names[i]]
+    bare = {i: re.sub(r"_\d+(?=/|$)", "", names[i]) for i in forward}
     found = set[int]()
     for pattern in patterns:
+        # A layer that is called twice has other numbers in the graph than its own.
         matched = {i for i in forward if _matches(names[i], pattern)}
+        matched = matched or {i for i in forward if _matches(bare[i], pattern)}
         if not matched:
             layers = list(dict.fromkeys(names[i] for i in forward))
             close = difflib.get_close_matches(pattern, layers, n=3, cutoff=0.5) or layers[:5]
@@ -129,6 +132,15 @@ class LayerRules:
             elif not is_compute and before == 1:
                 steps.append(Free(i))
         return Plan(tuple(steps))
+
+    def bound(self, bound: float) -> float:
+        """A lower bound on the cost of plans that hold to the rules, from one on those of `graph`.
+        Where layers are recomputed, a plan of the given graph may have other ops read the copies,
+        too: only the second evaluation of each is certain."""
+        if not self.again:
+            return bound
+        costs = self.given.costs
+        return min(bound, self.given.total_cost + float(sum(costs[i] for i in self.again)))
 
 
 def _copied(graph: DFGraph, asked: set[int]) -> set[int]:

@@ -21,7 +21,13 @@ from checkmate.errors import (
 from checkmate.solvers.layer_rules import LayerRules, Patterns
 from checkmate.solvers.ordering.reorder import Reorder
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
-from checkmate.solvers.search import Search, Solver, check_graph, check_time_limit
+from checkmate.solvers.search import (
+    OPTIMALITY_TOLERANCE,
+    Search,
+    Solver,
+    check_graph,
+    check_time_limit,
+)
 from checkmate.units import Bytes, format_bytes, parse_bytes
 
 SOLVERS: dict[str, tuple[str, str]] = {
@@ -125,8 +131,8 @@ def solve(
         cheaper; it has no R and S. The bound of the result then covers any order.
       keep: Names of layers, with `*` as in names of files: their forward ops run once.
       recompute: Names of layers whose values are not kept for the backward pass: it reads values
-        computed again, as far as ops may run again. Bound, gap and refusals are then those of plans
-        that hold to both.
+        computed again, as far as ops may run again. What a plan recomputes besides may read values
+        of the forward pass. Bound, gap and refusals are then those of plans that hold to both.
       throw: False returns the two refusals as a result without a plan instead of raising them.
       on_progress: Called with the `Search` each time plan or bound improves; its `stop()` ends it.
 
@@ -170,7 +176,7 @@ def solve(
     interrupted = False
     if search.plan is None:
         lowest = floor(rules.graph)
-        if budget_bytes < lowest.bytes:
+        if budget_bytes < lowest.bytes and (not rules.again or budget_bytes < floor(graph).bytes):
             return _refuse(_below_floor(rules, budget_bytes, lowest), search, name, throw, rules)
         try:
             engine.run(search)
@@ -189,7 +195,7 @@ def solve(
                 "Solver %r broke; what it had found until then is the answer. %s", name, error
             )
     if search.plan is None:
-        if search.infeasible:
+        if search.infeasible and not rules.again:
             refusal: InfeasibleBudgetError | NoPlanFoundError = InfeasibleBudgetError(
                 f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: {search.infeasible}"
                 " Raise the budget.",
@@ -216,7 +222,11 @@ def _result(status: SolveStatus, search: Search, name: str, rules: LayerRules) -
     )
     plan = search.plan and rules.plan(search.plan)
     timeline = replay(rules.given, plan) if plan else None
-    bound = min(search.bound, timeline.cost) if timeline else search.bound
+    bound = rules.bound(search.bound)
+    if timeline is not None:
+        bound = min(bound, timeline.cost)
+        if status is SolveStatus.OPTIMAL and timeline.cost > bound * (1 + OPTIMALITY_TOLERANCE):
+            status = SolveStatus.FEASIBLE
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
     return SolveResult(
         status,

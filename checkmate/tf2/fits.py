@@ -3,6 +3,7 @@ device need not be here, and the model needs no weights."""
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import Unpack
 
-from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.device_profile import DeviceProfile
 from checkmate.tf2.graph.trace import TracedStep, trace
@@ -24,9 +25,10 @@ from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import format_bytes
 
-LARGEST, LENGTH_SHARE, BATCH_S, MOST_SMALLER = 1 << 16, 0.05, 1.0, 4
+LARGEST, LENGTH_SHARE, BATCH_S, SMALLER = 1 << 16, 0.05, 1.0, 0.04
 """No batch above this is looked at; how closely the largest length is found, for each of which the
-step is traced anew; seconds for the plan of each batch; how often a smaller one is planned."""
+step is traced anew; seconds for the plan of each batch; by which share the next is smaller where a
+batch does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Fits:
                 f"fits in {format_bytes(self.peak_bytes)}, {self.slowdown - 1:+.2%} time{proof}"
             )
         else:
-            answer = f"does not fit: {self.refusal}"
+            answer = "does not fit"
         rows = [
             ("device", self.device),
             ("budget", budget),
@@ -117,8 +119,11 @@ class Fits:
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.facts())
-        lines = (f"{name:<{width}}  {value}" for name, value in self.facts())
-        return "\n".join([f"{self.name} on {self.device}", *lines])
+        lines = [f"{name:<{width}}  {value}" for name, value in self.facts()]
+        return "\n".join([f"{self.name} on {self.device}", *lines, self.refusal]).strip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def fits(
@@ -196,6 +201,12 @@ def step_fits(
 ) -> Fits:
     """The answer of `fits` for a training step and the specs of its arguments, which may be traced
     already. With a model, its open dimensions are looked at, too."""
+    for spec in tf.nest.flatten(specs):
+        if not spec.shape.is_fully_defined():
+            raise TraceError(
+                f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch that"
+                " is asked about."
+            )
     options = replace(asked, cost_model=profile.cost_model, verbose=False)
     if options.budget == "auto":
         options = replace(options, budget=profile.budget_bytes)
@@ -254,19 +265,22 @@ def _largest_batches(
     quick = replace(options, time_limit_s=options.time_limit_s or BATCH_S)
     found = BatchSearch(replace(request, options=quick), growth, None).on_paper(LARGEST)
 
-    def settled(batch: int, is_enough: Callable[[Fits], bool]) -> int:
-        for _ in range(MOST_SMALLER):
-            answer = _at(request, sized(specs, batch), profile) if batch else None
-            if answer is None or is_enough(answer):
+    # Nothing is recomputed in a plain step, whatever was asked of layers.
+    as_written = replace(request, options=replace(options, recompute=()))
+
+    def settled(request: PlanRequest, batch: int, is_enough: Callable[[Fits], bool]) -> int:
+        while batch:
+            answer = _at(request, sized(specs, batch), profile)
+            if is_enough(answer):
                 break
             needed = answer.plain_peak_bytes
             if is_enough is bool:
                 needed = answer.smallest_budget_bytes or needed
-            batch = int(batch * min(0.99, answer.budget_bytes / needed))
+            batch = int(batch * min(1 - SMALLER, answer.budget_bytes / needed))
         return batch
 
-    plain = settled(found[0], _is_plain)
-    return plain, max(plain, settled(found[1], bool))
+    plain = settled(as_written, found[0], _is_plain)
+    return plain, max(plain, settled(request, found[1], bool))
 
 
 def _is_plain(answer: Fits) -> bool:

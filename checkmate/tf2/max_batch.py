@@ -420,6 +420,8 @@ class BatchSearch:
                 max(1, target),
                 solver=options.solver,
                 time_limit_s=limit,
+                keep=options.keep,
+                recompute=options.recompute,
                 on_progress=_any_plan if self._max_overhead is None else None,
             )
         except (InfeasibleBudgetError, NoPlanFoundError) as error:

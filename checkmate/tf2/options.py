@@ -68,8 +68,9 @@ class PlanOptions:
         forward ops run once. A layer within another is named by either's name, or by both with a
         slash between.
       recompute: Names of layers whose values are not kept for the backward pass, whatever the
-        budget: it reads values computed again, as far as ops may run again. The plan is the
-        cheapest one, within the proven gap, of those that hold to both.
+        budget: it reads values computed again, as far as ops may run again. What a plan recomputes
+        besides may read values of the forward pass. The plan is the cheapest one, within the proven
+        gap, of those that hold to both.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.

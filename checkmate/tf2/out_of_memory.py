@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -39,6 +39,8 @@ PLAN_S = 5.0
 """Seconds for each plan on paper."""
 
 FIT, FUNCTION = "checkmate.tf2.rematerialize(model, {})", "@checkmate.tf2.function({})"
+
+ANOTHER_BATCH = " So the batch that failed was larger than this one, or another step needed more."
 
 MARGIN = 0.1
 """The share by which a smaller batch is smaller than what memory in proportion to it tells."""
@@ -102,7 +104,8 @@ class OutOfMemoryReport:
         lines = [
             f"Out of memory in {self.name!r}: {self.requested}",
             f"A step takes {format_bytes(self.peak_bytes)} at its peak (predicted), {size} the"
-            f" {format_bytes(self.budget_bytes)} that there are for it. At the peak:",
+            f" {format_bytes(self.budget_bytes)} that there are for it."
+            f"{'' if over > 0 else ANOTHER_BATCH} At the peak:",
             *(f"  {format_bytes(size):>11}  {kind}" for kind, size in self.kinds if size),
             "Most of the activations that wait for the backward pass are of",
             *(f"  {format_bytes(size):>11}  {layer}" for layer, size in self.layers),
@@ -152,8 +155,15 @@ class ExplainOutOfMemory(EveryKerasCallback):
                 return train(iterator)
             except tf.errors.ResourceExhaustedError as error:
                 self.on_train_end()
-                # The batch that failed is gone; the next one has its shapes.
-                call = Call.of((next(iterator),), {})
+                # The batch that failed is gone; most often the next one has its shapes.
+                try:
+                    call = Call.of((next(iterator),), {})
+                except StopIteration:
+                    text = (
+                        "What filled the memory is not known: no batch follows the one that failed."
+                        " With `ExplainOutOfMemory(step, *batch)` as a context it is told."
+                    )
+                    raise _explained(error, text) from error
                 template = call.without_tensors()
 
                 def step(*tensors: tf.Tensor) -> Any:
@@ -161,6 +171,9 @@ class ExplainOutOfMemory(EveryKerasCallback):
                     return model.train_step(*args)
 
                 self._raise(error, step, call.specs(None), model.name, FIT)
+            except BaseException:
+                self.on_train_end()
+                raise
 
         model.train_function = explained
 
@@ -198,8 +211,12 @@ class ExplainOutOfMemory(EveryKerasCallback):
         except Exception as failure:
             text = f"What filled the memory is not known: {said(failure).text}"
             log.info("The explanation failed.", exc_info=failure)
-        message = f"{error.message}\n\n{text}"
-        raise tf.errors.ResourceExhaustedError(error.node_def, error.op, message) from error
+        raise _explained(error, text) from error
+
+
+def _explained(error: Any, text: str) -> tf.errors.ResourceExhaustedError:
+    message = f"{error.message}\n\n{text}"
+    return tf.errors.ResourceExhaustedError(error.node_def, error.op, message)
 
 
 def explain(
@@ -223,6 +240,7 @@ def explain(
     kinds = _kinds(traced, used, found.plain_peak_bytes, others)
     held = sorted(layers(graph, traced.plain_plan()), key=lambda each: -each.plain_bytes)
     ways, tried = _ways(paper, found, graph.total_cost, door)
+    ways = [replace(way, peak_bytes=way.peak_bytes + others) for way in ways]
     return OutOfMemoryReport(
         name,
         _requested(error),

@@ -227,6 +227,8 @@ class Report:
         """At which budgets something changes, as sentences."""
         enough, other = format_bytes(self.plain_peak_bytes), self.memory.other_bytes
         more = "the batch need not be split" if self.micro_batches else "nothing is recomputed"
+        if self.result is not None and "recompute" in self.result.rules:
+            more = "nothing is recomputed but what was asked for"
         found = [f"From {enough} on {more}."]
         if self.result is not None:
             found.append(

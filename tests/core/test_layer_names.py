@@ -96,3 +96,17 @@ def test_layers_of_real_models(graph, count):
         assert {
             *("conv1_conv", "conv2_block1_1_bn", "conv5_block3_out", "avg_pool", "predictions"),
         } <= set(names)
+
+
+def test_a_layer_that_is_called_twice():
+    names = [
+        "net_1/dense_1/MatMul",
+        "net_1/norm_1/mul",
+        "net_1/dense_1_1/MatMul",
+        "net_1/norm_2/mul",
+        "net_1/dense_2_1/MatMul",
+    ]
+    assert layers(*names) == ["dense", "norm", "dense_1", "norm", "dense_2"]
+    # Numbers of the user's own.
+    own = ["net_1/b_1_1/MatMul", "net_1/b_1_2/MatMul", "net_1/b_2_1/MatMul", "net_1/b_2_2/MatMul"]
+    assert layers(*own) == ["b_1_1", "b_1_2", "b_2_1", "b_2_2"]

@@ -111,7 +111,7 @@ def test_a_profile_is_added_to_and_names_its_device(tmp_path):
         ({"format": "checkmate-plan"}, "is no device profile"),
         ({"version": 9}, "of version 9, and this library reads version 1"),
         ({"entries": {"a": [1]}}, r"entry a is \[1\]; a measurement was expected"),
-        ({"memory_bytes": "much"}, 'memory_bytes is "much"; a whole number of bytes'),
+        ({"memory_bytes": "much"}, 'memory_bytes is "much"; a whole number, 1 or more'),
     ],
 )
 def test_files_that_are_no_profiles(tmp_path, change, said):
@@ -126,6 +126,7 @@ def test_files_that_are_no_profiles(tmp_path, change, said):
     ("device", "said"),
     [
         ("A200", "Did you mean H200 or A100"),
+        ("80", "Did you mean '80GB'"),
         ("80 apples", "an amount of memory such as"),
         (None, "None"),
     ],

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.core.fields import BYTES, NUMBER, OBJECT, TEXT, field, refusal, shown
+from checkmate.core.fields import COUNT, OBJECT, TEXT, Kind, field, is_number, refusal, shown
 from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
@@ -29,6 +29,11 @@ from checkmate.tf2.memory.available import AUTO_RESERVE, free_bytes
 from checkmate.units import format_bytes, parse_bytes
 
 FORMAT, VERSION = "checkmate-device", 1
+
+RATE = Kind("a number above 0", lambda value: is_number(value) and value > 0)
+
+MOST_S, LEAST_BYTES = 1e6, 1 << 20
+"""Seconds that no op takes; memory that no device has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,11 @@ class DeviceProfile:
                 f"There is no device {text!r}.{hint} A device is one of {', '.join(NAMED)}, an"
                 " amount of memory such as '80GB', or a .json file of `checkmate profile`."
             ) from error
-        return cls(f"a device of {text}", memory, NAMED[OTHER_NAME].with_tf32)
+        if memory < LEAST_BYTES:
+            raise BudgetError(
+                f"A device of {text} has {format_bytes(memory)}. Did you mean '{text}GB'?"
+            )
+        return cls("a device of this memory", memory, NAMED[OTHER_NAME].with_tf32)
 
     @classmethod
     def measured(cls, traced: TracedStep, on_progress: Callable[[int, int], None]) -> DeviceProfile:
@@ -159,16 +168,18 @@ class DeviceProfile:
                 f"{path} is a device profile of version {shown(version)}, and this library reads"
                 f" version {VERSION}. Make it again with `checkmate profile`."
             )
-        rates = (field(data, key, NUMBER, path) for key in ("flops_per_s", "bytes_per_s"))
+        rates = [field(data, key, RATE, path) for key in ("flops_per_s", "bytes_per_s")]
         rows, entries = field(data, "entries", OBJECT, path), Entries()
         for key, each in rows.items():
             try:
-                entries[key] = measurement(each)
+                found = entries[key] = measurement(each)
+                if not 0 <= found.seconds < MOST_S or found.workspace_bytes < 0:
+                    raise ValueError("no seconds, or no bytes")
             except (TypeError, ValueError, AttributeError, IndexError) as error:
                 raise refusal(path, f"entry {key} is {shown(each)}", "a measurement") from error
         return cls(
             field(data, "device", TEXT, path),
-            field(data, "memory_bytes", BYTES, path),
+            field(data, "memory_bytes", COUNT, path),
             Rates(*rates),
             entries,
             field(data, "tensorflow", TEXT, path),
@@ -177,6 +188,8 @@ class DeviceProfile:
     def costs_text(self, traced: TracedStep) -> str:
         """Where costs come from, in words."""
         if not self.entries:
+            if self.tensorflow:
+                return "roofline, by the rates in the file"
             return "roofline, by the data sheet" if self.name in NAMED else "roofline of an A100"
         share = self.measured_share(traced)
         return f"{share:.0%} measured on it with TensorFlow {self.tensorflow}, the rest roofline"

@@ -73,7 +73,8 @@ class PiecePlanner:
         """The function after the slices. It is replayed in order even where it needs no plan, so
         that its results lie in buffers of their own."""
         if self._after is None or self._after_of is not functions.after:
-            options = replace(self._options(), verbose=False)
+            # Its ops belong to no layers.
+            options = replace(self._options(), verbose=False, keep=(), recompute=())
             request = self._request(f"the update of {self.task.request.name}", options)
             planned = self._planned(request, functions.after, functions, of_slice=False)
             self._after = planned if planned.result else self._in_buffers(planned)

@@ -293,7 +293,8 @@ def _refuse_above(stored: StoredPlan, budget_bytes: int, other_bytes: int) -> No
 
 def _refuse_other_rules(stored: StoredPlan, asked: PlanOptions) -> None:
     rules = LayerRules.of(stored.graph, asked.keep, asked.recompute).text
-    if rules and rules != stored.proof.rules:
+    is_plain = stored.plan is None and not asked.recompute  # in which all layers are kept
+    if rules and rules != stored.proof.rules and not is_plain:
         raise PlanFileError(
             f"The plan of {stored.path} was made with {stored.proof.rules or 'nothing'} asked of"
             f" layers, and here it is {rules}. Make a plan with that."
