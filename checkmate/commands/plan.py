@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from checkmate.commands.options import (
     SearchOptions,
@@ -78,7 +79,7 @@ def plan_command(
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
     slice does, without the update of the optimizer; give the same to `compile`.
 
-    With --device nothing is measured here, and one budget is that of the device.
+    With --device nothing is measured here; files are written for the budgets of -b alone.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
     not valid, 130 after Ctrl-C, which keeps the best plan so far.
@@ -102,6 +103,8 @@ def plan_command(
     status = 0
     if profile:
         status = _on_device(step, profile, search, as_json=as_json)
+        if click.get_current_context().get_parameter_source("budgets") is ParameterSource.DEFAULT:
+            sys.exit(status)
     for sliced, found in graphs.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{sliced.suffix}.graph.json"
         sliced.graph.save(graph_file)

@@ -105,7 +105,10 @@ class Fits:
         ]
         if self.largest_batch is not None:
             rows.append(
-                ("largest batch", f"about {self.plain_batch} plain, {self.largest_batch} planned")
+                (
+                    "largest batch",
+                    f"about {_most(self.plain_batch)} plain, {_most(self.largest_batch)} planned",
+                )
             )
         if self.largest_length is not None:
             rows.append(
@@ -281,6 +284,10 @@ def _largest_batches(
 
     plain = settled(as_written, found[0], _is_plain)
     return plain, max(plain, settled(request, found[1], bool))
+
+
+def _most(batch: int | None) -> str:
+    return f"{batch} or more" if batch and batch >= LARGEST else str(batch)
 
 
 def _is_plain(answer: Fits) -> bool:

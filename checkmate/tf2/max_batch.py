@@ -459,12 +459,13 @@ class BatchSearch:
         single = self._growth.at(1)
         lowest, limit = floor(single), self._max_overhead
         at = "" if limit is None else f" at an overhead of at most {limit}"
-        name = single.ops[lowest.op].name
+        name, other = single.ops[lowest.op].name, self._growth.other_bytes
         return InfeasibleBudgetError(
             f"Not even a batch of 1 of {self._request.name!r} can be trained within"
             f" {format_bytes(self._budget_bytes)}{at}: op {name!r} with what must stay in memory"
             f" needs {format_bytes(lowest.bytes)}, of which {format_bytes(single.fixed_bytes)} is"
-            " resident.",
+            f" resident, {format_bytes(other)} is in use by others on the device, and a plan leaves"
+            " a reserve. Raise the budget, or make that op smaller.",
             budget_bytes=self._budget_bytes,
             floor_bytes=lowest.bytes,
             op=lowest.op,

@@ -360,7 +360,8 @@ class Report:
             kept = format_bytes(micro.kept_bytes)
             rows.append(("micro-batches", f"{split}; sums and results take {kept}"))
         if self.tried_slices:
-            rows.append(("looked at", "; ".join(map(self._tried, self.tried_slices))))
+            tried = "; ".join(map(self._tried, self.tried_slices))
+            rows.append(("looked at", f"{tried} (slices: time beside those taken)"))
         if self.result and self.result.plan:
             rows += self._plan_facts(self.result, self.result.plan)
         else:

@@ -155,5 +155,5 @@ def test_the_commands(tmp_path, monkeypatch):
     done = invoke(*common, "--recompute", "dense*")
     assert done.exit_code == 0, done.output
     fits, plan = lines_of_json(done.stdout)
-    assert fits["plain_batch"] > 512 and plan["status"] == "OPTIMAL"
+    assert fits["plain_batch"] > 512 and plan["peak_bytes"] <= plan["budget_bytes"]
     assert invoke("plan", "nets:small", "--device", "H300").exit_code == 2

@@ -122,7 +122,7 @@ class PlanSearch:
             found.refresh(min(activations, self.piece_bytes))
             if found.why_not:
                 self.notes.append(
-                    f"The allocator is not simulated, as {found.why_not} Peaks are by the bytes"
+                    f"The allocator is not simulated: {found.why_not} Peaks are by the bytes"
                     " that ops ask for."
                 )
         return found
