@@ -15,6 +15,7 @@ import tensorflow as tf
 from checkmate.core.replay import replay
 from checkmate.errors import CheckmateError
 from checkmate.plot.usage import PARTS, layers, usage
+from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.costs.device_profile import DeviceProfile
@@ -41,6 +42,8 @@ PLAN_S = 5.0
 FIT, FUNCTION = "checkmate.tf2.rematerialize(model, {})", "@checkmate.tf2.function({})"
 
 ANOTHER_BATCH = " So the batch that failed was larger than this one, or another step needed more."
+
+PHASES = {"looking for what filled the memory": 1}
 
 MARGIN = 0.1
 """The share by which a smaller batch is smaller than what memory in proportion to it tells."""
@@ -205,7 +208,8 @@ class ExplainOutOfMemory(EveryKerasCallback):
         door: str,
     ) -> None:
         try:
-            self.report = explain(step, specs, name, error, door)
+            with Progress(name, PHASES) as progress, progress.phase(*PHASES):
+                self.report = explain(step, specs, name, error, door)
             text = str(self.report)
         # Memory may run out here, too, and a step may be one that cannot be traced.
         except Exception as failure:

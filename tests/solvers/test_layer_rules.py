@@ -134,6 +134,22 @@ def test_a_copy_keeps_order_and_reads_before_a_variable_is_written():
         LayerRules.of(graph, recompute="read")  # read again after it was written to
 
 
+def test_a_bound_holds_for_plans_in_which_others_read_the_second_evaluation():
+    ops = (
+        Op("net/a/op", (), 2, 1),
+        Op("net/b/op", (0,), 1, 40),
+        Op("net/loss/op", (1,), 1, 1),
+        Op("gradient_b", (1, 2), 1, 40, is_backward=True),
+        Op("gradient_a", (0, 3), 1, 1, is_backward=True),
+    )
+    graph = DFGraph(ops, outputs=(4,))
+    result = solve(graph, "100%", recompute="a")
+    assert result.bound <= graph.total_cost + 2  # a again, and no more
+    # Tight: b runs again, too, and may read the second evaluation of a.
+    tight = solve(graph, result.peak_bytes, recompute=["a", "b"])
+    assert tight.bound <= graph.total_cost + 3
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -111,6 +111,7 @@ def test_a_profile_is_added_to_and_names_its_device(tmp_path):
         ({"format": "checkmate-plan"}, "is no device profile"),
         ({"version": 9}, "of version 9, and this library reads version 1"),
         ({"entries": {"a": [1]}}, r"entry a is \[1\]; a measurement was expected"),
+        ({"bytes_per_s": 0}, "bytes_per_s is 0; a number above 0 was expected"),
         ({"memory_bytes": "much"}, 'memory_bytes is "much"; a whole number, 1 or more'),
     ],
 )
@@ -134,6 +135,11 @@ def test_files_that_are_no_profiles(tmp_path, change, said):
 def test_no_such_device(device, said):
     with pytest.raises(checkmate.BudgetError, match=said):
         answer(device)
+
+
+def test_an_open_batch_is_asked_for():
+    with pytest.raises(checkmate.TraceError, match="leaves some open"):
+        tf2.fits(net, "mse", "sgd", *specs(None), device="T4")
 
 
 def test_names_are_read_as_people_write_them():

@@ -89,3 +89,33 @@ def test_a_refusal_says_what_keeping_costs():
     with pytest.raises(checkmate.CheckmateError) as refusal:
         planned(budget="80%", keep="hidden_*")
     assert "keep hidden_*: without, a plan fits for +" in str(refusal.value), free
+
+
+def test_in_slices_the_rules_are_those_of_a_slice():
+    step, *_ = planned(budget="1GiB", recompute="hidden_1", micro_batches=2)
+    assert again(step) == {"hidden_1"}
+    assert "recompute hidden_1" in str(step.report())
+
+
+def test_a_step_that_fits_is_loaded_with_what_it_keeps(tmp_path):
+    step, *_ = planned(budget="1GiB", keep="hidden_1")
+    step.save(tmp_path / "plan.json")
+    same, *_ = planned(budget="1GiB", keep="hidden_1", plan=tmp_path / "plan.json")
+    assert same.result is None
+    with pytest.raises(checkmate.PlanFileError, match="nothing asked of layers"):
+        planned(budget="1GiB", recompute="hidden_1", plan=tmp_path / "plan.json")
+
+
+def test_the_largest_batch_holds_to_the_rules():
+    found = tf2.max_batch(
+        net(),
+        mse,
+        "sgd",
+        INPUTS,
+        LABELS,
+        budget="24MB",
+        keep="hidden_*",
+        cost_model="roofline",
+        verbose=False,
+    )
+    assert not {"hidden_0", "hidden_1", "hidden_2", "hidden_3"} & again(found.step)

@@ -94,3 +94,26 @@ def test_other_errors_pass_and_training_is_as_it_was():
     assert len(history.epoch) == 1
     with pytest.raises(ZeroDivisionError), ExplainOutOfMemory(lambda: None):
         1 / 0  # noqa: B018
+
+
+@LIMITED
+@pytest.mark.slow
+def test_an_error_of_the_last_batch_is_raised():
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="no batch follows"):
+        net().fit(ROWS, LABELS, batch_size=2 * BATCH, verbose=0, callbacks=[ExplainOutOfMemory()])
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_another_error_leaves_the_model_as_it_was():
+    def rows():
+        yield ROWS[:8], LABELS[:8]
+        raise RuntimeError("no more")
+
+    shapes = tf.TensorSpec([8, 1024]), tf.TensorSpec([8, 1])
+    model = net()
+    model.make_train_function()
+    train = model.train_function
+    with pytest.raises(tf.errors.OpError, match="no more"):
+        data = tf.data.Dataset.from_generator(rows, output_signature=shapes)
+        model.fit(data, verbose=0, callbacks=[ExplainOutOfMemory()])
+    assert model.train_function is train
