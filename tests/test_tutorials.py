@@ -62,7 +62,7 @@ def trains(path):
 def test_they_are_numbered_and_listed():
     numbers = [int(path.name.split("_")[0]) for path in NOTEBOOKS]
     assert numbers == list(range(1, len(NOTEBOOKS) + 1))
-    assert len(NOTEBOOKS) == 7
+    assert len(NOTEBOOKS) == 8
     listed = re.findall(r"\]\((\d\w+\.ipynb)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert listed == [path.name for path in NOTEBOOKS]
 

@@ -9,6 +9,7 @@ from training import assert_equal, plain_step, state
 import checkmate
 from checkmate import tf2
 from checkmate.core.layer_names import layer_names
+from checkmate.tf2 import device as devices
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -107,13 +108,14 @@ def test_a_step_that_fits_is_loaded_with_what_it_keeps(tmp_path):
 
 
 def test_the_largest_batch_holds_to_the_rules():
+    budget = devices.bytes_in_use(devices.training_device()) + 24_000_000
     found = tf2.max_batch(
         net(),
         mse,
         "sgd",
         INPUTS,
         LABELS,
-        budget="24MB",
+        budget=budget,
         keep="hidden_*",
         cost_model="roofline",
         verbose=False,
