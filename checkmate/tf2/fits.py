@@ -171,7 +171,7 @@ def fits(
       >>> specs = tf.TensorSpec([32, 224, 224, 3]), tf.TensorSpec([32], tf.int32)
       >>> answer = checkmate.tf2.fits(
       ...     lambda: keras.applications.ResNet50(weights=None),
-      ...     "sparse_categorical_crossentropy", "adam", *specs, device="T4",
+      ...     "sparse_categorical_crossentropy", "adam", *specs, device="T4", largest=False,
       ... )
       >>> print(answer)
     """
