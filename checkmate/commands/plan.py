@@ -98,13 +98,13 @@ def plan_command(
         profile = DeviceProfile.of(device) if device else None
         with progress.phase("tracing"):
             step = step_on_paper(model, **training)
-        with progress.phase("measuring ops"):
-            graphs = SliceGraphs(step, profile.cost_model if profile else costs, progress.advance)
     status = 0
     if profile:
         status = _on_device(step, profile, search, as_json=as_json)
         if click.get_current_context().get_parameter_source("budgets") is ParameterSource.DEFAULT:
             sys.exit(status)
+    with Progress(name, phases) as progress, progress.phase("measuring ops"):
+        graphs = SliceGraphs(step, profile.cost_model if profile else costs, progress.advance)
     for sliced, found in graphs.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{sliced.suffix}.graph.json"
         sliced.graph.save(graph_file)
@@ -123,7 +123,12 @@ def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool)
     asked = PlanOptions(
         solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
     )
-    with uninitialized_variables():
+    phase = "looking for what fits"
+    with (
+        uninitialized_variables(),
+        Progress(step.name, {phase: 1}) as progress,
+        progress.phase(phase),
+    ):
         answer = step_fits(step.step, step.specs, step.name, profile, asked, model=step.model)
     if as_json:
         print_json(dataclasses.asdict(answer))

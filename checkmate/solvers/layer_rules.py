@@ -72,6 +72,8 @@ class LayerRules:
 
     Attributes:
       given: The graph.
+      once: The graph whose kept ops run once; a floor of it is one for all plans that hold to the
+        rules.
       graph: The graph whose plans hold to the rules.
       original: For each op of it the op of the given graph that it stands for.
       kept: The ops of the given graph that run once because they were to be kept.
@@ -80,6 +82,7 @@ class LayerRules:
     """
 
     given: DFGraph
+    once: DFGraph
     graph: DFGraph
     original: tuple[int, ...]
     kept: frozenset[int] = frozenset()
@@ -92,7 +95,7 @@ class LayerRules:
         nothing may run again."""
         keep, recompute = as_patterns(keep), as_patterns(recompute)
         if not keep and not recompute:
-            return cls(graph, graph, tuple(range(len(graph))))
+            return cls(graph, graph, graph, tuple(range(len(graph))))
         kept = ops_of_layers(graph, keep, "keep")
         asked = ops_of_layers(graph, recompute, "recompute")
         if both := kept & asked:
@@ -110,13 +113,15 @@ class LayerRules:
             replace(op, recomputable=op.recomputable and i not in kept)
             for i, op in enumerate(graph.ops)
         )
-        solved, original = _with_copies(replace(graph, ops=ops), again)
+        once = replace(graph, ops=ops)
+        solved, original = _with_copies(once, again)
         rules = (
             (f"{word} {', '.join(names)}")
             for word, names in (("keep", keep), ("recompute", recompute))
             if names
         )
-        return cls(graph, solved, original, frozenset(kept), frozenset(again), "; ".join(rules))
+        sets = frozenset(kept), frozenset(again)
+        return cls(graph, once, solved, original, *sets, "; ".join(rules))
 
     def plan(self, plan: Plan) -> Plan:
         """The plan of the given graph that a plan of `graph` stands for."""
@@ -172,7 +177,6 @@ def _with_copies(graph: DFGraph, again: set[int]) -> tuple[DFGraph, tuple[int, .
         return graph, tuple(range(len(graph)))
     ops, original = list[Op](), list[int]()
     first, copy, begun = dict[int, int](), dict[int, int](), 0
-    names = {op.name for op in graph.ops}
 
     def moved(indices: Iterable[int], *, backward: bool) -> tuple[int, ...]:
         return tuple(copy[d] if backward and d in again else first[d] for d in indices)
@@ -189,15 +193,11 @@ def _with_copies(graph: DFGraph, again: set[int]) -> tuple[DFGraph, tuple[int, .
         op = graph.ops[i]
         for d in sorted(set(op.deps) & again):
             copied(d)
-        name = f"{op.name}, again"
-        while name in names:
-            name += "'"
-        names.add(name)
         copy[i] = add(
             i,
             replace(
                 op,
-                name=name,
+                name=str(len(ops)),  # a copy has no name of its own
                 deps=moved(op.deps, backward=True),
                 in_place=moved(op.in_place, backward=True),
                 # Not before the backward pass, in whatever order.
@@ -217,6 +217,7 @@ def _with_copies(graph: DFGraph, again: set[int]) -> tuple[DFGraph, tuple[int, .
             i,
             replace(
                 op,
+                name=str(len(ops)),
                 deps=moved(op.deps, backward=op.is_backward),
                 in_place=moved(op.in_place, backward=op.is_backward),
                 control_deps=moved(op.control_deps, backward=False),

@@ -175,8 +175,8 @@ def solve(
     search.offer(Plan.keep_all(rules.graph), by="checkpoint-all")
     interrupted = False
     if search.plan is None:
-        lowest = floor(rules.graph)
-        if budget_bytes < lowest.bytes and (not rules.again or budget_bytes < floor(graph).bytes):
+        lowest = floor(rules.once)
+        if budget_bytes < lowest.bytes:
             return _refuse(_below_floor(rules, budget_bytes, lowest), search, name, throw, rules)
         try:
             engine.run(search)
@@ -237,7 +237,7 @@ def _result(status: SolveStatus, search: Search, name: str, rules: LayerRules) -
         bound,
         stats,
         covers,
-        search.given_order_bound,
+        rules.bound(search.given_order_bound),
         rules.text,
     )
 
@@ -260,17 +260,16 @@ def _with(rules: LayerRules) -> str:
 
 
 def _below_floor(rules: LayerRules, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
-    op = rules.original[lowest.op]
-    name, without = rules.given.ops[op].name, floor(rules.given).bytes
+    name, without = rules.given.ops[lowest.op].name, floor(rules.given).bytes
     asked = f" Without what is asked of layers, {format_bytes(without)}." if rules.text else ""
     return InfeasibleBudgetError(
-        f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: op {op} {name!r} with its inputs"
-        f" and what must stay in memory needs {format_bytes(lowest.bytes)},"
+        f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: op {lowest.op} {name!r} with its"
+        f" inputs and what must stay in memory needs {format_bytes(lowest.bytes)},"
         f" {format_bytes(lowest.bytes - budget_bytes)} too much.{asked}"
         f" {_advice(rules.given, budget_bytes)}",
         budget_bytes=budget_bytes,
         floor_bytes=lowest.bytes,
-        op=op,
+        op=lowest.op,
         op_name=name,
     )
 
@@ -284,11 +283,12 @@ def _advice(graph: DFGraph, budget_bytes: int) -> str:
 
 
 def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) -> NoPlanFoundError:
-    best, total = search.best_peak_bytes or plain_peak, search.graph.total_cost
+    best, total = search.best_peak_bytes or plain_peak, rules.given.total_cost
+    bound = rules.bound(search.bound)
     proven = (
-        f" If there is one, it takes at least {search.bound / total - 1:.2%} more time than the"
+        f" If there is one, it takes at least {bound / total - 1:.2%} more time than the"
         " plain step."
-        if search.bound > total
+        if bound > total
         else ""
     )
     advice = f"Raise the budget to {format_bytes(best)}: a plan with that peak was found."
@@ -300,7 +300,7 @@ def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) ->
         f" {format_bytes(best)}, {format_bytes(best - search.budget_bytes)} too much.{proven}"
         f" {advice}"
     )
-    return NoPlanFoundError(message, best_peak_bytes=best, bound=search.bound)
+    return NoPlanFoundError(message, best_peak_bytes=best, bound=bound)
 
 
 def _only_bounds(search: Search, name: str) -> NoPlanFoundError:

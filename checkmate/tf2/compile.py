@@ -24,7 +24,7 @@ from checkmate.tf2.planning.request import Planned, PlanRequest, Reason
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
-from checkmate.tf2.training_step import refuse_missing, shown, training_step
+from checkmate.tf2.training_step import check_exact, refuse_missing, shown, training_step
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -111,12 +111,7 @@ class PlannedStep(Generic[Result]):
     def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
         self._planner, self._specs = planner_of(request), specs
         self._flat_specs = tf.nest.flatten(specs)
-        for spec in self._flat_specs:
-            if not spec.shape.is_fully_defined():
-                raise TraceError(
-                    f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
-                    " size you train with."
-                )
+        check_exact(specs)
         self._name = request.name
         planned = self._planner.plan(specs, batch=batch)
         self._main = RunningStep(planned, self.budget_bytes, self._name)

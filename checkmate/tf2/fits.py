@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import Unpack
 
-from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
+from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.device_profile import DeviceProfile
 from checkmate.tf2.graph.trace import TracedStep, trace
@@ -21,7 +21,7 @@ from checkmate.tf2.max_batch import BatchSearch, GraphGrowth, largest_fitting, s
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.planner import measured, new_plan
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
-from checkmate.tf2.training_step import training_step
+from checkmate.tf2.training_step import check_exact, training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import format_bytes
 
@@ -204,12 +204,7 @@ def step_fits(
 ) -> Fits:
     """The answer of `fits` for a training step and the specs of its arguments, which may be traced
     already. With a model, its open dimensions are looked at, too."""
-    for spec in tf.nest.flatten(specs):
-        if not spec.shape.is_fully_defined():
-            raise TraceError(
-                f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch that"
-                " is asked about."
-            )
+    check_exact(specs)
     options = replace(asked, cost_model=profile.cost_model, verbose=False)
     if options.budget == "auto":
         options = replace(options, budget=profile.budget_bytes)

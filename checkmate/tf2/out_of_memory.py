@@ -43,6 +43,11 @@ FIT, FUNCTION = "checkmate.tf2.rematerialize(model, {})", "@checkmate.tf2.functi
 
 ANOTHER_BATCH = " So the batch that failed was larger than this one, or another step needed more."
 
+LAST_BATCH = (
+    "What filled the memory is not known: no batch follows the one that failed. With"
+    " `ExplainOutOfMemory(step, *batch)` as a context it is told."
+)
+
 PHASES = {"looking for what filled the memory": 1}
 
 MARGIN = 0.1
@@ -159,21 +164,9 @@ class ExplainOutOfMemory(EveryKerasCallback):
             except tf.errors.ResourceExhaustedError as error:
                 self.on_train_end()
                 # The batch that failed is gone; most often the next one has its shapes.
-                try:
-                    call = Call.of((next(iterator),), {})
-                except StopIteration:
-                    text = (
-                        "What filled the memory is not known: no batch follows the one that failed."
-                        " With `ExplainOutOfMemory(step, *batch)` as a context it is told."
-                    )
-                    raise _explained(error, text) from error
-                template = call.without_tensors()
-
-                def step(*tensors: tf.Tensor) -> Any:
-                    args, _ = template.with_tensors(tensors)
-                    return model.train_step(*args)
-
-                self._raise(error, step, call.specs(None), model.name, FIT)
+                raise self._explained(
+                    error, model.train_step, lambda: (next(iterator),), model.name, FIT
+                ) from error
             except BaseException:
                 self.on_train_end()
                 raise
@@ -190,37 +183,37 @@ class ExplainOutOfMemory(EveryKerasCallback):
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, tf.errors.ResourceExhaustedError) and self._step is not None:
-            call = Call.of(self._batch, {})
+            name = getattr(self._step, "__name__", "the step")
+            batch = self._batch
+            raise self._explained(error, self._step, lambda: batch, name, FUNCTION) from error
+
+    def _explained(
+        self,
+        error: tf.errors.ResourceExhaustedError,
+        function: Callable[..., Any],
+        batch: Callable[[], tuple[Any, ...]],
+        name: str,
+        door: str,
+    ) -> tf.errors.ResourceExhaustedError:
+        """TensorFlow's error with the explanation; `batch` returns arguments of the function."""
+        try:
+            call = Call.of(batch(), {})
             template = call.without_tensors()
 
             def step(*tensors: tf.Tensor) -> Any:
-                return self._step(*template.with_tensors(tensors)[0])  # type: ignore[misc]
+                return function(*template.with_tensors(tensors)[0])
 
-            name = getattr(self._step, "__name__", "the step")
-            self._raise(error, step, call.specs(None), name, FUNCTION)
-
-    def _raise(
-        self,
-        error: tf.errors.ResourceExhaustedError,
-        step: Callable[..., Any],
-        specs: tuple[Any, ...],
-        name: str,
-        door: str,
-    ) -> None:
-        try:
             with Progress(name, PHASES) as progress, progress.phase(*PHASES):
-                self.report = explain(step, specs, name, error, door)
+                self.report = explain(step, call.specs(None), name, error, door)
             text = str(self.report)
+        except StopIteration:
+            text = LAST_BATCH
         # Memory may run out here, too, and a step may be one that cannot be traced.
         except Exception as failure:
             text = f"What filled the memory is not known: {said(failure).text}"
             log.info("The explanation failed.", exc_info=failure)
-        raise _explained(error, text) from error
-
-
-def _explained(error: Any, text: str) -> tf.errors.ResourceExhaustedError:
-    message = f"{error.message}\n\n{text}"
-    return tf.errors.ResourceExhaustedError(error.node_def, error.op, message)
+        message = f"{error.message}\n\n{text}"
+        return tf.errors.ResourceExhaustedError(error.node_def, error.op, message)
 
 
 def explain(
@@ -271,7 +264,7 @@ def _kinds(traced: Any, used: Any, peak_bytes: int, others: int) -> list[tuple[s
         ("slots of the optimizer, and other variables", slots),
         ("the batch", batch),
         ("results, constants and small values", rest),
-        ("activations: values of the forward pass", at_peak["forward"] + at_peak["recomputed"]),
+        ("activations: values of the forward pass", at_peak["forward"]),
         (
             "gradients, and what else the backward pass makes",
             at_peak["backward"] + at_peak["update"],

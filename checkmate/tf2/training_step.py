@@ -83,6 +83,16 @@ def refuse_missing(function: str, loss: Any, optimizer: Any, label_spec: Any) ->
     )
 
 
+def check_exact(specs: Any) -> None:
+    """Raises `TraceError` for a spec that leaves a dimension open."""
+    for spec in tf.nest.flatten(specs):
+        if not spec.shape.is_fully_defined():
+            raise TraceError(
+                f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
+                " size you train with."
+            )
+
+
 def as_spec(value: Any) -> Any:
     if meant := spec_meant(value):
         raise TraceError(

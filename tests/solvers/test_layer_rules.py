@@ -109,11 +109,8 @@ def test_plans_that_hold_to_rules(net, share):
     assert replay(graph, result.plan).peak_bytes == result.peak_bytes <= budget
     assert run_plan(graph, result.plan) == run_plan(graph, Plan.keep_all(graph))
     assert not rules.kept & set(result.plan.recomputed)
-    assert result.bound <= result.cost
+    assert max(result.bound, result.given_order_bound) <= result.cost * (1 + 1e-9)
     assert free.cost is not None and free.bound <= result.cost
-    # A value that is read last in the forward pass and first in the backward pass need not wait.
-    waits = {i for i in rules.again if i not in result.plan.recomputed}
-    assert result.cost >= graph.total_cost + sum(graph.ops[i].cost for i in rules.again - waits)
 
 
 def test_a_copy_keeps_order_and_reads_before_a_variable_is_written():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import CostCache, Entries, Measurement, measurement, row
 from checkmate.tf2.costs.measured import completed, profile, to_measure
-from checkmate.tf2.costs.roofline import NAMED, OTHER_NAME, Rates, rates_of, roofline
+from checkmate.tf2.costs.roofline import NAMED, OTHER, Rates, rates_of, roofline
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.available import AUTO_RESERVE, free_bytes
 from checkmate.units import format_bytes, parse_bytes
@@ -80,7 +80,7 @@ class DeviceProfile:
             raise BudgetError(
                 f"A device of {text} has {format_bytes(memory)}. Did you mean '{text}GB'?"
             )
-        return cls("a device of this memory", memory, NAMED[OTHER_NAME].with_tf32)
+        return cls("a device of this memory", memory, NAMED[OTHER].with_tf32)
 
     @classmethod
     def measured(cls, traced: TracedStep, on_progress: Callable[[int, int], None]) -> DeviceProfile:
@@ -114,17 +114,10 @@ class DeviceProfile:
 
     def measured_share(self, traced: TracedStep) -> float:
         """The share of the step's estimated seconds that are of measured ops."""
-        if not self.entries:
-            return 0.0
         estimates = self.estimates(traced)
         pairs = list(zip(to_measure(traced, estimates)[1], estimates, strict=True))
         return sum(each.seconds for key, each in pairs if key in self.entries) / sum(
             each.seconds for _, each in pairs
-        )
-
-    def with_entries(self, others: Mapping[str, Measurement | None]) -> DeviceProfile:
-        return DeviceProfile(
-            self.name, self.memory_bytes, self.rates, {**others, **self.entries}, self.tensorflow
         )
 
     def save(self, path: str | os.PathLike) -> None:
@@ -139,7 +132,7 @@ class DeviceProfile:
                     f" this device is {self.name} with TensorFlow {self.tensorflow}. Write to"
                     " another file."
                 )
-            whole = self.with_entries(older.entries)
+            whole = replace(self, entries={**older.entries, **self.entries})
         write_json(
             path,
             {

@@ -72,9 +72,9 @@ GPUS = {
 }
 """Rates by compute capability."""
 
-OTHER, OTHER_NAME = (8, 0), "A100"
-"""Stands for a GPU whose figures are not here: in TF32, 100 FLOP per byte of bandwidth. Of the GPUs
-above, those without TF32 have 17 and 25, the newest has 147."""
+OTHER = "A100"
+"""Stands for a GPU whose figures are not here: in TF32, 100 FLOP per byte of bandwidth, of the
+GPUs above 13 to 200."""
 
 LAUNCH_S = 5e-6
 """Seconds to start an op."""
@@ -83,8 +83,8 @@ LAUNCH_S = 5e-6
 def rates_of(device: str) -> Rates:
     if not device.startswith("GPU"):
         return CPU
-    capability = tuple(gpus.details(device).get("compute_capability", OTHER))
-    with_tf32, without = GPUS.get(capability, GPUS[OTHER])
+    capability = tuple(gpus.details(device).get("compute_capability", ()))
+    with_tf32, without = GPUS.get(capability, NAMED[OTHER][1:])
     return with_tf32 if tf.config.experimental.tensor_float_32_execution_enabled() else without
 
 

@@ -30,7 +30,7 @@ def test_flop_per_byte_follow_from_the_compute_capability(
 
 def test_another_gpu_has_the_rates_that_the_documentation_names(machine):
     machine.sees(capability=(12, 1))
-    assert roofline.rates_of("GPU:0") == roofline.GPUS[roofline.OTHER][0]
+    assert roofline.rates_of("GPU:0") == roofline.NAMED[roofline.OTHER].with_tf32
     assert roofline.rates_of("CPU:0") == roofline.CPU
 
 
