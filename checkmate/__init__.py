@@ -7,6 +7,7 @@ plans any dataflow graph. TensorFlow is imported on the first touch of `checkmat
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from checkmate.core.graph import DFGraph
@@ -74,9 +75,17 @@ __all__ = [
 ]
 
 
+_DOORS = ("compile", "dtr", "fits", "function", "max_batch", "planned", "rematerialize", "verify")
+
+
 def __getattr__(name: str):
     if name in ("tf2", "plot"):
         return importlib.import_module(f"checkmate.{name}")
     if name == "simulate":
         return importlib.import_module("checkmate.dtr.simulator").simulate
-    raise AttributeError(f"module 'checkmate' has no attribute {name!r}")
+    hint = f". Did you mean checkmate.tf2.{name}?" if name in _DOORS else ""
+    raise AttributeError(
+        f"module 'checkmate' has no attribute {name!r}{hint}",
+        name=name,
+        obj=sys.modules[__name__],  # Python then offers a name like it
+    )

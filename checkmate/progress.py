@@ -65,13 +65,16 @@ class Progress:
         self._running: list[_Phase] = []
         self._started, self._summary = time.monotonic(), ""
         self._screen = screen(console, self) if enabled else None
+        self.is_open = False
 
     def __enter__(self) -> Progress:
+        self.is_open = True
         if self._screen:
             self._screen.start()
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self.is_open = False
         if self._screen:
             self._screen.stop(self._summary)
 
@@ -124,7 +127,10 @@ class Progress:
     def line(self, width: float = math.inf) -> str:
         """The text to show now, "" between two phases; without the name where it is too long for
         `width`."""
-        text = printable("".join(map(str, self._running[-1:])))  # a thread asks while phases end
+        running = [*self._running]  # a thread asks while phases end
+        text = printable(
+            ", ".join([*(each.name for each in running[:-1]), *map(str, running[-1:])])
+        )
         named = f"{printable(self._name)}: {text}" if text else ""
         return named if len(named) <= width else text
 

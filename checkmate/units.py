@@ -65,10 +65,12 @@ def _read(text: str) -> tuple[float, str]:
     match = _AMOUNT.fullmatch(text)
     unit = match[2].lower() if match else None
     if match is None or (unit not in _UNITS and unit != "%"):
-        raise BudgetError(
-            f"Cannot read {text!r} as an amount of memory. Write it like '6GiB', '500MB', '60%' or"
-            " a number of bytes."
-        )
+        meant = "Write it like '6GiB', '500MB', '60%' or a number of bytes."
+        if match and f"{unit}ib" in _UNITS:
+            meant = f"Did you mean '{match[1]}{match[2].upper()}iB'?"
+        elif text.strip().lower() == "auto":
+            meant = "Did you mean 'auto'?"
+        raise BudgetError(f"Cannot read {text!r} as an amount of memory. {meant}")
     return float(match[1]), match[2].lower()
 
 

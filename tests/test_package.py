@@ -197,5 +197,13 @@ def test_public_names_are_documented(name):
     assert not own.startswith(f"{name}("), f"{name} has only what dataclass writes for it"
 
 
+def test_a_name_that_is_not_here_is_answered_by_one_that_is():
+    with pytest.raises(AttributeError, match=r"Did you mean checkmate.tf2.rematerialize\?"):
+        _ = checkmate.rematerialize
+    with pytest.raises(AttributeError) as caught:
+        _ = checkmate.solev
+    assert (caught.value.name, caught.value.obj) == ("solev", checkmate), "Python offers from these"
+
+
 def test_import_is_clean():
     python("-W", "error", "-c", "import checkmate")

@@ -111,6 +111,14 @@ def test_a_log_is_told_that_a_phase_goes_on(screen):
         wait_until(lambda: written.getvalue().count("model: tracing") >= 2)
 
 
+def test_a_phase_within_another_is_shown_with_its_name():
+    with Progress("model", {"solving": 1}, enabled=False) as progress:
+        assert progress.is_open and progress.line() == ""
+        with progress.phase("a batch of 8"), progress.phase("solving", limit_s=2):
+            assert progress.line() == "model: a batch of 8, 1/1 solving 0/2 s"
+    assert not progress.is_open
+
+
 def test_a_log_is_not_told_of_short_phases(capfd):
     work()
     assert len(capfd.readouterr().err.splitlines()) == 1

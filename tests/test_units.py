@@ -69,6 +69,14 @@ def test_a_budget_of_few_bytes_says_its_unit(amount):
         check_budget(unit)
 
 
+@pytest.mark.parametrize(
+    ("amount", "meant"), [("6G", "6GiB"), ("1.5 m", "1.5MiB"), ("auto ", "auto"), ("AUTO", "auto")]
+)
+def test_what_was_meant_is_offered(amount, meant):
+    with pytest.raises(BudgetError, match=f"Did you mean '{meant}'"):
+        check_budget(amount)
+
+
 def test_a_share_needs_a_whole():
     assert parse_bytes("60%", percent_of=1000) == 600
     assert parse_bytes("12.5 %", percent_of=80) == 10

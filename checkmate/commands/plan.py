@@ -123,13 +123,10 @@ def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool)
     asked = PlanOptions(
         solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
     )
-    phase = "looking for what fits"
-    with (
-        uninitialized_variables(),
-        Progress(step.name, {phase: 1}) as progress,
-        progress.phase(phase),
-    ):
-        answer = step_fits(step.step, step.specs, step.name, profile, asked, model=step.model)
+    with uninitialized_variables(), Progress(step.name) as progress:
+        answer = step_fits(
+            step.step, step.specs, step.name, profile, asked, progress, model=step.model
+        )
     if as_json:
         print_json(dataclasses.asdict(answer))
     else:

@@ -1,5 +1,6 @@
 """Checkmate for TensorFlow 2 and Keras 3. Only this folder imports them."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from checkmate.tf2.compile import PlannedStep, compile
@@ -49,4 +50,8 @@ def __getattr__(name: str):
         from checkmate.tf2.eager.context import dtr
 
         return dtr
-    raise AttributeError(f"module 'checkmate.tf2' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'checkmate.tf2' has no attribute {name!r}",
+        name=name,
+        obj=sys.modules[__name__],  # Python then offers a name like it
+    )

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.errors import TraceError
+from checkmate.tf2.training_step import refuse_text
 
 
 @tf.autograph.experimental.do_not_convert
@@ -85,12 +86,8 @@ class Call:
                     f"A plan is made for exact sizes, which a {type(leaf).__name__} does not have."
                     " Pass a dense tensor, as tf.sparse.to_dense or .to_tensor() gives."
                 )
-            if _is_array(leaf) and tf.as_dtype(leaf.dtype) == tf.string:
-                raise TraceError(
-                    "A plan is made for sizes that shapes tell, and those of text they do not. Look"
-                    " the text up before the step, as dataset.map(layer) does with a"
-                    " TextVectorization or StringLookup layer, and pass its numbers."
-                )
+            if _is_array(leaf):
+                refuse_text(tf.as_dtype(leaf.dtype))
         places = tuple(k for k, leaf in enumerate(leaves) if _is_array(leaf))
         structure = tf.nest.pack_sequence_as(whole, list(range(len(leaves))))
         others = [None if _is_array(leaf) else leaf for leaf in leaves]

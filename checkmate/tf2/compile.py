@@ -25,7 +25,7 @@ from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
 from checkmate.tf2.report import Report
 from checkmate.tf2.training_step import check_exact, refuse_missing, shown, training_step
-from checkmate.units import format_bytes
+from checkmate.units import Bytes, format_bytes
 
 log = logging.getLogger("checkmate")
 
@@ -41,6 +41,7 @@ def compile(
     optimizer: Any,
     input_spec: Any,
     label_spec: Any = None,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> PlannedStep[tuple[Any, tf.Tensor]]:
     """Makes a training step of a Keras model that keeps its memory within a budget.
@@ -61,7 +62,8 @@ def compile(
       input_spec: The shape and dtype of one batch of inputs: a tensor, array, `tf.TensorSpec`, or a
         nest of them.
       label_spec: The same for labels.
-      options: The fields of `PlanOptions`, but `batch_size`.
+      budget: As in `PlanOptions`.
+      options: Its other fields, but `batch_size`.
 
     Returns:
       A callable (inputs, labels) -> (prediction, loss). It has `plan`, `result`, `graph` and
@@ -84,7 +86,7 @@ def compile(
       ... )
       >>> prediction, loss = step(images, labels)
     """
-    asked = PlanOptions.of("compile", options, {"batch_size": "input_spec says it."})
+    asked = PlanOptions.of("compile", budget, options, {"batch_size": "input_spec says it."})
     refuse_missing("compile", loss, optimizer, label_spec)
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
     request = PlanRequest(train_step, model.name, asked)

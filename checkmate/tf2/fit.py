@@ -22,12 +22,15 @@ from checkmate.tf2.distribute import ReplicatedFit
 from checkmate.tf2.keras2 import EveryKerasCallback, Keras2Trainer, Trainer, is_keras2
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.units import Bytes
 
 ATTRIBUTE = "make_train_function"
 """The model's method that is replaced, on this model only."""
 
 
-def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.Model:
+def rematerialize(
+    model: keras.Model, budget: Bytes = "auto", **options: Unpack[PlanKeywords]
+) -> keras.Model:
     """Has `fit` and `train_on_batch` of a compiled model stay within a memory budget.
 
     The step is the model's own `train_step`, with its losses, metrics and optimizer, and its
@@ -56,7 +59,8 @@ def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.
 
     Args:
       model: A compiled model, built or not, of Keras 3 on TensorFlow, or of tf_keras (Keras 2).
-      options: The fields of `PlanOptions`.
+      budget: As in `PlanOptions`.
+      options: Its other fields.
 
     Returns:
       The same model. `release(model)` undoes it.
@@ -69,7 +73,7 @@ def rematerialize(model: keras.Model, **options: Unpack[PlanKeywords]) -> keras.
     Examples:
       >>> checkmate.tf2.rematerialize(model, budget="6GiB").fit(images, labels)
     """
-    asked = PlanOptions.of("rematerialize", options)
+    asked = PlanOptions.of("rematerialize", budget, options)
     trainer = _trainer_of(model)
     _check(trainer)
     training = Training(trainer, asked)
@@ -121,7 +125,11 @@ def planned(model: keras.Model) -> PlannedFunction:
 
 class Rematerialize(EveryKerasCallback):
     """`rematerialize` as a callback, with the same options: the model is under a budget while `fit`
-    runs.
+    runs. Afterwards `planned` is its step, and `planned.report()` says what was found.
+
+    Args:
+      budget: As in `PlanOptions`.
+      options: Its other fields.
 
     Attributes:
       planned: The planned training step of the latest `fit`.
@@ -131,17 +139,17 @@ class Rematerialize(EveryKerasCallback):
       >>> model.fit(images, labels, callbacks=[budget])
     """
 
-    def __init__(self, **options: Unpack[PlanKeywords]):
+    def __init__(self, budget: Bytes = "auto", **options: Unpack[PlanKeywords]):
         super().__init__()
-        PlanOptions.of("Rematerialize", options)  # refused here rather than in fit
-        self._options = options
+        PlanOptions.of("Rematerialize", budget, options)  # refused here rather than in fit
+        self._budget, self._options = budget, options
         self.planned: PlannedFunction | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the model under the budget."""
         if ATTRIBUTE in vars(self.model):  # a fit that was broken off did not come to its end
             release(self.model)
-        rematerialize(self.model, **self._options)
+        rematerialize(self.model, self._budget, **self._options)
         self.model.make_train_function()
         self.planned = planned(self.model)
 
@@ -225,8 +233,9 @@ def _training_of(model: keras.Model) -> Training:
     training = getattr(vars(model).get(ATTRIBUTE), "__self__", None)
     if not isinstance(training, Training):
         raise TraceError(
-            f"Model {getattr(model, 'name', model)!r} is not under a budget: nothing was planned"
-            " and there is nothing to undo."
+            f"Model {getattr(model, 'name', model)!r} is not under a budget. Put it under one with"
+            " checkmate.tf2.rematerialize(model, budget=...); the callback Rematerialize does so"
+            " while fit runs, and keeps the planned step as its `planned`."
         )
     return training
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,16 +15,24 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.progress import Progress
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.device_profile import DeviceProfile
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.max_batch import BatchSearch, GraphGrowth, largest_fitting, sized
+from checkmate.tf2.max_batch import (
+    SMALL_BATCH,
+    TWO_BATCHES,
+    BatchSearch,
+    GraphGrowth,
+    largest_fitting,
+    sized,
+)
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.planner import measured, new_plan
+from checkmate.tf2.planning.planner import fits_unchanged, measured, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.training_step import check_exact, training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
-from checkmate.units import format_bytes
+from checkmate.units import Bytes, format_bytes
 
 LARGEST, LENGTH_SHARE, BATCH_S, SMALLER = 1 << 16, 0.05, 1.0, 0.04
 """No batch above this is looked at; how closely the largest length is found, for each of which the
@@ -50,6 +59,7 @@ class Fits:
       smallest_budget_bytes: Where none was found, the smallest budget for which one was.
       plain_batch: The largest batch whose plain step fits; None where it was not looked for.
       largest_batch: The same of a planned step.
+      largest_slowdown: Predicted time of that step over its plain one's, 1.0 for equal.
       plain_length: The largest size of the dimensions that the model leaves open (pixels of a side,
         tokens) whose plain step fits; None where there are none.
       largest_length: The same of a planned step.
@@ -73,6 +83,7 @@ class Fits:
     smallest_budget_bytes: int | None = None
     plain_batch: int | None = None
     largest_batch: int | None = None
+    largest_slowdown: float | None = None
     plain_length: int | None = None
     largest_length: int | None = None
 
@@ -103,13 +114,10 @@ class Fits:
             ("peak, plain step", f"{plain} predicted for a batch of {self.batch}"),
             ("planned", answer),
         ]
-        if self.largest_batch is not None:
-            rows.append(
-                (
-                    "largest batch",
-                    f"about {_most(self.plain_batch)} plain, {_most(self.largest_batch)} planned",
-                )
-            )
+        if self.largest_batch is not None and self.largest_slowdown is not None:
+            batches = f"about {_most(self.plain_batch)} plain, {_most(self.largest_batch)} planned"
+            price = f", {self.largest_slowdown - 1:+.1%} time per example"
+            rows.append(("largest batch", batches + price * (self.largest_slowdown > 1)))
         if self.largest_length is not None:
             rows.append(
                 (
@@ -138,6 +146,7 @@ def fits(
     *,
     device: str | os.PathLike,
     largest: bool = True,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> Fits:
     """Says on paper whether a training step fits a device, plain or planned, and which batch would.
@@ -156,8 +165,8 @@ def fits(
         `checkmate profile` wrote on a device.
       largest: Also look for the largest batch and, where the model leaves dimensions open, for
         their largest size: each takes about ten plans more.
-      options: The fields of `PlanOptions` but `batch_size`, `cost_model`, `plan` and
-        `micro_batches`. A budget of "auto" is nine tenths of the device's memory.
+      budget: As in `PlanOptions`; "auto" is nine tenths of the device's memory.
+      options: Its other fields but `batch_size`, `cost_model`, `plan` and `micro_batches`.
 
     Returns:
       The answer, to be printed.
@@ -175,12 +184,15 @@ def fits(
       ... )
       >>> print(answer)
     """
-    asked = PlanOptions.of("fits", options, _REFUSED)
+    asked = PlanOptions.of("fits", budget, options, _REFUSED)
     profile = DeviceProfile.of(device)
     with uninitialized_variables():
         made = model if isinstance(model, keras.Model) else model()
         step, specs = training_step(made, loss, optimizer, input_spec, label_spec)
-        return step_fits(step, specs, made.name, profile, asked, largest=largest, model=made)
+        with Progress(made.name, enabled=asked.verbose) as progress:
+            return step_fits(
+                step, specs, made.name, profile, asked, progress, largest=largest, model=made
+            )
 
 
 _REFUSED = {
@@ -197,6 +209,7 @@ def step_fits(
     name: str,
     profile: DeviceProfile,
     asked: PlanOptions,
+    progress: Progress | None = None,
     *,
     largest: bool = True,
     model: keras.Model | None = None,
@@ -208,13 +221,14 @@ def step_fits(
     options = replace(asked, cost_model=profile.cost_model, verbose=False)
     if options.budget == "auto":
         options = replace(options, budget=profile.budget_bytes)
-    request = PlanRequest(step, name, options)
-    answer = _planned(request, traced or trace(step, *specs, name=name), specs, profile)
+    request = PlanRequest(step, name, options, progress=progress)
+    with _showing(request, f"a batch of {_batch(specs)}"):
+        traced = traced or trace(step, *specs, name=name)
+        answer = _planned(request, traced, specs, profile)
     if not largest:
         return answer
     request = replace(request, options=replace(options, budget=answer.budget_bytes))
-    plain, planned = _largest_batches(request, specs, profile)
-    answer = replace(answer, plain_batch=plain, largest_batch=planned)
+    answer = _with_largest_batches(answer, request, specs, profile)
     if model is not None and (lengths := _largest_lengths(request, specs, model, profile)):
         answer = replace(answer, plain_length=lengths[0], largest_length=lengths[1])
     return answer
@@ -222,8 +236,7 @@ def step_fits(
 
 def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: DeviceProfile) -> Fits:
     task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
-    batch = max(spec.shape[0] for spec in tf.nest.flatten(specs) if spec.shape.rank)
-    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, int(batch), 0)
+    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, _batch(specs), 0)
     try:
         report = new_plan(task).report
     except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
@@ -246,47 +259,65 @@ def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: Devi
     )
 
 
-def _largest_batches(
-    request: PlanRequest, specs: Any, profile: DeviceProfile
-) -> tuple[int, int] | tuple[None, None]:
-    """The largest batches that fit, plain and planned; None where the step differs from batch to
-    batch. Those found by linear growth are planned themselves, and smaller ones where they do not
-    fit: growth counts no batches ahead."""
-    options = request.options
+def _batch(specs: Any) -> int:
+    return int(max(spec.shape[0] for spec in tf.nest.flatten(specs) if spec.shape.rank))
+
+
+def _showing(request: PlanRequest, phase: str) -> AbstractContextManager[None]:
+    return request.progress.phase(phase) if request.progress else nullcontext()
+
+
+def _with_largest_batches(
+    answer: Fits, request: PlanRequest, specs: Any, profile: DeviceProfile
+) -> Fits:
+    """The answer with the largest batches that fit, plain and planned; without them where the step
+    differs from batch to batch. Those found by linear growth are planned themselves, and smaller
+    ones where they do not fit."""
+    options, cost_model = request.options, request.options.cost_model
     try:
-        small = sized(specs, 2)
-        growth = GraphGrowth.of(
-            request.step, small, request.name, options.cost_model, on_paper=True
-        )
+        with _showing(request, TWO_BATCHES):
+            small = sized(specs, SMALL_BATCH)
+            growth = GraphGrowth.of(request.step, small, request.name, cost_model, on_paper=True)
     except BudgetError:
-        return None, None
+        return answer
     quick = replace(options, time_limit_s=options.time_limit_s or BATCH_S)
-    found = BatchSearch(replace(request, options=quick), growth, None).on_paper(LARGEST)
+    plain, planned = BatchSearch(replace(request, options=quick), growth).on_paper(LARGEST)
+    found: dict[int, Fits] = {}
 
-    # Nothing is recomputed in a plain step, whatever was asked of layers.
-    as_written = replace(request, options=replace(options, recompute=()))
+    def lacks_plain(batch: int) -> int | None:
+        return _needs_plain(request, sized(specs, batch), profile)
 
-    def settled(request: PlanRequest, batch: int, is_enough: Callable[[Fits], bool]) -> int:
-        while batch:
-            answer = _at(request, sized(specs, batch), profile)
-            if is_enough(answer):
-                break
-            needed = answer.plain_peak_bytes
-            if is_enough is bool:
-                needed = answer.smallest_budget_bytes or needed
+    def lacks(batch: int) -> int | None:
+        found[batch] = at = _at(request, sized(specs, batch), profile)
+        return None if at else at.smallest_budget_bytes or at.plain_peak_bytes
+
+    def settled(batch: int, needs: Callable[[int], int | None], known: int = 0) -> int:
+        while batch > known:
+            with _showing(request, f"a batch of {batch}"):
+                needed = needs(batch)
+            if needed is None:
+                return batch
             batch = int(batch * min(1 - SMALLER, answer.budget_bytes / needed))
-        return batch
+        return known
 
-    plain = settled(as_written, found[0], _is_plain)
-    return plain, max(plain, settled(request, found[1], bool))
+    plain = settled(plain, lacks_plain)
+    planned = settled(planned, lacks, known=plain)
+    slowdown = found[planned].slowdown if planned in found else None
+    return replace(
+        answer, plain_batch=plain, largest_batch=planned, largest_slowdown=slowdown or 1.0
+    )
+
+
+def _needs_plain(request: PlanRequest, specs: Any, profile: DeviceProfile) -> int | None:
+    """The bytes that the plain step needs where it does not fit."""
+    traced = trace(request.step, *specs, name=request.name)
+    task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
+    costs, peak = measured(task)
+    return None if fits_unchanged(with_budget(task, peak), costs, peak) else peak
 
 
 def _most(batch: int | None) -> str:
     return f"{batch} or more" if batch and batch >= LARGEST else str(batch)
-
-
-def _is_plain(answer: Fits) -> bool:
-    return answer.is_plain
 
 
 def _at(request: PlanRequest, specs: Any, profile: DeviceProfile) -> Fits:
@@ -301,21 +332,18 @@ def _largest_lengths(
     if found is None:
         return None
     size, at = found
-    answers: dict[int, Fits] = {}
+    request = replace(request, explains=False)
 
-    def answer(length: int) -> Fits:
-        if length not in answers:
-            given = at(length)
-            answers[length] = _at(replace(request, explains=False), given, profile)
-        return answers[length]
+    def search(fits: Callable[[Any], bool], known: int = 0) -> int:
+        def fits_at(length: int) -> bool:
+            with _showing(request, f"a size of {length}"):
+                return fits(at(length))
 
-    def search(is_enough: Callable[[Fits], bool]) -> int:
-        known = size if is_enough(answer(size)) else 0
-        return largest_fitting(
-            lambda length: is_enough(answer(length)), LARGEST, known=known, share=LENGTH_SHARE
-        )
+        known = max(known, size if fits_at(size) else 0)
+        return largest_fitting(fits_at, LARGEST, known=known, share=LENGTH_SHARE)
 
-    return search(_is_plain), search(bool)
+    plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
+    return plain, search(lambda specs: bool(_at(request, specs, profile)), plain)
 
 
 def open_size(

@@ -16,6 +16,7 @@ from checkmate.tf2.error_text import spec_meant
 from checkmate.tf2.graph.trace import python_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planned_function import Arguments, PlannedFunction, Result
+from checkmate.units import Bytes
 
 _OF_THE_STEP = {
     "input_signature": "it is an option of the step. Put tf.function(input_signature=...) under it."
@@ -28,6 +29,7 @@ def function(
     *specs: Any,
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> PlannedFunction[Arguments, Result]: ...
 
@@ -37,6 +39,7 @@ def function(
     *,
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> Callable[[Callable[Arguments, Result]], PlannedFunction[Arguments, Result]]: ...
 
@@ -46,6 +49,7 @@ def function(
     *specs: Any,
     strategy: tf.distribute.Strategy | None = None,
     optimizer: Any = None,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> PlannedFunction | Callable[[Callable], PlannedFunction]:
     """Puts any training step under a memory budget, such as a `tf.function`.
@@ -62,7 +66,8 @@ def function(
         that of each replica.
       optimizer: With `strategy`, the built optimizer that the step calls once; its update is not
         part of the plan.
-      options: The fields of `PlanOptions`.
+      budget: As in `PlanOptions`.
+      options: Its other fields.
 
     Returns:
       A `PlannedFunction`, called like `step`.
@@ -81,7 +86,7 @@ def function(
       ...     return loss
       >>> loss = train_step(images, labels)
     """
-    asked = PlanOptions.of("function", options, _OF_THE_STEP)
+    asked = PlanOptions.of("function", budget, options, _OF_THE_STEP)
     if step is None:
         return lambda step: _planned(step, asked, strategy, optimizer)
     _check_specs(specs, strategy)

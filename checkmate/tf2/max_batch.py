@@ -17,6 +17,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
 from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.search import Search
 from checkmate.solvers.solve import solve
@@ -25,17 +26,27 @@ from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.costs.measured import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.budget import RESERVES, other_bytes_in_use
+from checkmate.tf2.memory.budget import (
+    BATCHES_MADE,
+    RESERVES,
+    ahead,
+    argument_bytes,
+    other_bytes_in_use,
+)
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.training_step import as_spec, refuse_missing, training_step
-from checkmate.units import format_bytes, is_share, parse_bytes
+from checkmate.units import Bytes, format_bytes, is_share, parse_bytes
 
-HUNDREDTH, TENTH = 0.01, 0.1
-"""How closely the largest batch is found: on paper, where predictions are no closer to the real
-allocator, and in slices, where each batch is planned for real."""
+TWENTIETH, HUNDREDTH, TENTH = 0.05, 0.01, 0.1
+"""How closely the largest batch is found: on paper at first, from small batches; from a batch near
+the answer, where predictions are no closer to the real allocator; and in slices, where each batch
+is planned for real."""
+
+QUICK = 0.5
+"""The share of a plan's usual seconds that the search for one may take on paper."""
 
 
 def largest_fitting(
@@ -84,13 +95,14 @@ much."""
 @dataclass(frozen=True, slots=True)
 class GraphGrowth:
     """The graphs of a step at two batches, from which its graph at any batch is extrapolated.
-    `made` traces and measures the graph at a batch; `other_bytes` are in use on the device and not
-    counted by the graph."""
+    `made` traces and measures the graph at a batch; an example has `example_bytes`; `other_bytes`
+    are in use on the device and not counted by the graph."""
 
     small: DFGraph
     large: DFGraph
     large_batch: int
     plain_order: tuple[int, ...]
+    example_bytes: float
     other_bytes: int
     made: Callable[[int], DFGraph]
 
@@ -124,6 +136,7 @@ class GraphGrowth:
             with_costs(large, cost_model),
             large_batch,
             small.plain_order,
+            argument_bytes(small) / SMALL_BATCH,
             0 if on_paper else other_bytes_in_use(small),
             lambda batch: with_costs(at_batch(once, *sized(specs, batch)), cost_model),
         )
@@ -158,6 +171,9 @@ class GraphGrowth:
             return batch
         empty = self.at(0).fixed_bytes
         return int(batch * max(0, budget_bytes - empty) / max(took_bytes - empty, 1))
+
+    def plain_peak_bytes(self, graph: DFGraph) -> int:
+        return replay(graph, Plan.from_order(graph, self.plain_order)).peak_bytes
 
     def at(self, batch: int) -> DFGraph:
         """The graph at a batch, with sizes and costs extrapolated linearly."""
@@ -252,8 +268,9 @@ def max_batch(
     input_spec: Any,
     label_spec: Any = None,
     *,
-    max_overhead: float | str | None = None,
+    overhead_limit: float | str | None = None,
     largest: int = 1 << 16,
+    budget: Bytes = "auto",
     **options: Unpack[PlanKeywords],
 ) -> MaxBatch:
     """Finds the largest batch that a model can be trained on within a budget.
@@ -263,7 +280,7 @@ def max_batch(
     in the place of the second, and the search goes on from there, at most a few times. The answer
     is then compiled, which plans it; where that refuses, a slightly smaller batch is tried. With
     `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
-    to one whose data and results leave too little memory, whose cost is above `max_overhead`, or
+    to one whose data and results leave too little memory, whose cost is above `overhead_limit`, or
     `largest`.
 
     Args:
@@ -272,12 +289,13 @@ def max_batch(
       optimizer: An optimizer or its name.
       input_spec: As for `compile`; the first dimension of every array is the batch and may be None.
       label_spec: The same.
-      max_overhead: How much costlier than the plain step the plan may be: 0.2 for a fifth;
+      overhead_limit: The most that the plan may cost over the plain step: 1.2 for a fifth more;
         "forward" for one more forward pass, which is the limit that Checkmate's and Chen's papers
         use; None for any.
       largest: No batch above this is tried.
-      options: The fields of `PlanOptions`, but `batch_size` and `plan`. The budget must not be a
-        share. `time_limit_s` is for the plan of each batch.
+      budget: As in `PlanOptions`, but no share.
+      options: Its other fields, but `batch_size` and `plan`. `time_limit_s` is for the plan of each
+        batch.
 
     Returns:
       The batch and the planned step for it.
@@ -289,17 +307,21 @@ def max_batch(
 
     Examples:
       >>> found = checkmate.tf2.max_batch(
-      ...     model, "mse", "adam", images, labels, budget="6GiB", max_overhead=0.2, largest=64
+      ...     model, "mse", "adam", images, labels, budget="6GiB", overhead_limit=1.2, largest=64
       ... )
     """
-    asked = PlanOptions.of("max_batch", options, _REFUSED)
-    _check(asked, max_overhead)
+    asked = PlanOptions.of("max_batch", budget, options, _REFUSED)
+    _check(asked, overhead_limit)
     refuse_missing("max_batch", loss, optimizer, label_spec)
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
     function, specs = training_step(model, loss, optimizer, *specs)
-    growth = GraphGrowth.of(function, specs, model.name, asked.cost_model)
-    search = BatchSearch(PlanRequest(function, model.name, asked), growth, max_overhead)
-    return search.found(specs, largest)
+    with Progress(model.name, enabled=asked.verbose) as progress:
+        with progress.phase(TWO_BATCHES):
+            growth = GraphGrowth.of(function, specs, model.name, asked.cost_model)
+        request = PlanRequest(function, model.name, asked, progress=progress)
+        found = BatchSearch(request, growth, overhead_limit).found(specs, largest)
+        progress.done(str(found))
+    return found
 
 
 _REFUSED = {
@@ -308,11 +330,12 @@ _REFUSED = {
 }
 
 
-def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
-    is_number = isinstance(max_overhead, (int, float)) and max_overhead >= 0
-    if max_overhead not in (None, "forward") and not is_number:
+def _check(asked: PlanOptions, overhead_limit: float | str | None) -> None:
+    is_number = isinstance(overhead_limit, (int, float)) and overhead_limit >= 1
+    if overhead_limit not in (None, "forward") and not is_number:
         raise BudgetError(
-            f'max_overhead is a number from 0 on, "forward", or None; got {max_overhead!r}.'
+            "overhead_limit is a number from 1 on (1.2 for a fifth more time), 'forward', or None;"
+            f" got {overhead_limit!r}."
         )
     if is_share(asked.budget):
         raise BudgetError(
@@ -321,12 +344,18 @@ def _check(asked: PlanOptions, max_overhead: float | str | None) -> None:
         )
 
 
+TWO_BATCHES = "tracing and measuring two small batches"
+
+
 class BatchSearch:
     """The search for the largest batch, on paper first. `tried` has (batch, plan) of each one
     planned."""
 
-    def __init__(self, request: PlanRequest, growth: GraphGrowth, max_overhead: float | str | None):
-        self._request, self._growth, self._max_overhead = request, growth, max_overhead
+    def __init__(
+        self, request: PlanRequest, growth: GraphGrowth, overhead_limit: float | str | None = None
+    ):
+        self._request, self._growth, self._overhead_limit = request, growth, overhead_limit
+        self._progress = request.progress or Progress(request.name, enabled=False)
         device, budget = devices.training_device(), request.options.budget
         self._budget_bytes = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         self._step_bytes = self._budget_bytes - growth.other_bytes
@@ -357,15 +386,16 @@ class BatchSearch:
         """The largest batches whose plain step, and whose planned step, are predicted to fit, from
         measurements repeated at the batch found."""
         plain = largest_fitting(self._plain_fits, largest)
-        batch = largest_fitting(self._fits, largest, known=plain)
+        batch = largest_fitting(self._fits, largest, known=plain, share=TWENTIETH)
         for _ in range(MOST_ROUNDS):
-            growth = self._growth.remeasured(batch)
+            with self._progress.phase(f"measuring a batch of {batch}"):
+                growth = self._growth.remeasured(batch)
             if growth is self._growth:
                 break
             self._growth, before = growth, batch
             plain = largest_fitting(self._plain_fits, largest)
             batch = largest_near(self._fits, before, largest, known=plain)
-            if abs(batch - before) <= max(1, before // 100):
+            if abs(batch - before) <= max(1, int(before * TWENTIETH)):
                 break
         return plain, batch
 
@@ -388,32 +418,37 @@ class BatchSearch:
         )
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
-        limit = self._max_overhead
+        limit = self._overhead_limit
         if limit is None or overhead is None:
             return True
         if limit == "forward":
             extra = sum(op.cost for op in graph.ops if not op.is_backward)
             return overhead <= 1 + extra / graph.total_cost
-        return overhead <= 1 + float(limit)
+        return overhead <= float(limit)
 
     def _plain_fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
-        plan = Plan.from_order(graph, self._growth.plain_order)
-        return replay(graph, plan).peak_bytes <= self._target(graph)
+        return self._growth.plain_peak_bytes(graph) <= self._target(graph, batch)
 
-    def _target(self, graph: DFGraph) -> int:
-        """The budget of ops, less a reserve for the allocator's overhead."""
-        activations = max(0, self._step_bytes - graph.fixed_bytes)
-        return self._step_bytes - int(self._reserve_share * activations)
+    def _target(self, graph: DFGraph, batch: int) -> int:
+        """The budget of ops, less next batches and a reserve for the allocator's overhead."""
+        plain, one = self._growth.plain_peak_bytes(graph), int(batch * self._growth.example_bytes)
+        step_bytes = self._step_bytes - (ahead(BATCHES_MADE, one, plain) if one else 0)
+        activations = max(0, step_bytes - graph.fixed_bytes)
+        return step_bytes - int(self._reserve_share * activations)
 
     def _fits(self, batch: int) -> bool:
+        with self._progress.phase(f"a batch of {batch}, on paper"):
+            return self._fits_on_paper(batch)
+
+    def _fits_on_paper(self, batch: int) -> bool:
         graph = self._growth.at(batch)
-        target = self._target(graph)
+        target = self._target(graph, batch)
         if floor(graph).bytes > target:
             self.tried.append((batch, "below the floor"))
             return False
         options = self._request.options
-        limit = time_limit(options.time_limit_s, graph)
+        limit = options.time_limit_s or QUICK * time_limit(None, graph)
         try:
             result = solve(
                 graph,
@@ -422,7 +457,7 @@ class BatchSearch:
                 time_limit_s=limit,
                 keep=options.keep,
                 recompute=options.recompute,
-                on_progress=_any_plan if self._max_overhead is None else None,
+                on_progress=_any_plan if self._overhead_limit is None else None,
             )
         except (InfeasibleBudgetError, NoPlanFoundError) as error:
             self.tried.append((batch, type(error).__name__))
@@ -437,10 +472,10 @@ class BatchSearch:
         options = replace(request.options, budget=self._budget_bytes)
         if options.micro_batches == 1:
             options = replace(options, cost_model=self._growth.cost_model(batch))
+        asked = replace(request, options=options, explains=False)
         try:
-            step: PlannedStep = PlannedStep(
-                replace(request, options=options, explains=False), sized(specs, batch)
-            )
+            with self._progress.phase(f"a batch of {batch}"):
+                step: PlannedStep = PlannedStep(asked, sized(specs, batch))
         except InfeasibleBudgetError as error:
             found = type(error).__name__
         except NoPlanFoundError as error:
@@ -457,7 +492,7 @@ class BatchSearch:
 
     def _refusal(self) -> InfeasibleBudgetError:
         single = self._growth.at(1)
-        lowest, limit = floor(single), self._max_overhead
+        lowest, limit = floor(single), self._overhead_limit
         at = "" if limit is None else f" at an overhead of at most {limit}"
         name, other = single.ops[lowest.op].name, self._growth.other_bytes
         return InfeasibleBudgetError(

@@ -20,9 +20,9 @@ from checkmate.units import Bytes, check_budget
 
 
 class PlanKeywords(TypedDict, total=False):
-    """The fields of `PlanOptions` as keyword arguments, for editors and type checkers."""
+    """The fields of `PlanOptions` but the budget as keyword arguments, for editors and type
+    checkers."""
 
-    budget: Bytes
     batch_size: int | None
     solver: str | Solver
     cost_model: str | CostModel
@@ -126,13 +126,18 @@ class PlanOptions:
 
     @classmethod
     def of(
-        cls, function: str, keywords: Mapping[str, Any], refused: Mapping[str, str] | None = None
+        cls,
+        function: str,
+        budget: Bytes,
+        keywords: Mapping[str, Any],
+        refused: Mapping[str, str] | None = None,
     ) -> PlanOptions:
-        """Checks the keyword arguments of a public function.
+        """Checks the options of a public function.
 
         Args:
           function: The name of the function, for messages.
-          keywords: Its keyword arguments.
+          budget: Its budget.
+          keywords: Its other options.
           refused: Option -> why this function does not take it, as a sentence.
 
         Raises:
@@ -147,7 +152,7 @@ class PlanOptions:
                 raise TypeError(
                     f"{function}() has no option {name!r}. The options are {', '.join(known)}."
                 )
-        return cls(**keywords)
+        return cls(budget, **keywords)
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -3,7 +3,9 @@ try next; for people."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.layer_names import layer_names
@@ -264,20 +266,30 @@ class Report:
             )
         if self.budget_bytes - lowest < NEAR_FLOOR * (self.plain_peak_bytes - lowest):
             has_batch = self.examples != 1 and self.fixed_bytes <= MOSTLY_RESIDENT * lowest
+            part = "slice, batch or " if self.micro_batches else "batch or " * has_batch
             found.append(
                 "The budget is close to the least possible, which"
-                f" {_binding_layer(self.graph)} sets: only a smaller"
-                f" {'batch or ' * has_batch}layer lowers that."
+                f" {_binding_layer(self.graph)} sets: only a smaller {part}layer lowers that."
             )
-        if self.predicted_slowdown > HIGH_OVERHEAD:
+        # Where the number of slices was to be chosen, more of them were looked at.
+        if self.predicted_slowdown > HIGH_OVERHEAD and not self.tried_slices:
             slices = 'The batch in slices (micro_batches="auto")'
             other = "More micro-batches" if self.micro_batches else slices
             found.append(f"{other} may cost less time than this plan.")
         return found or ["For less memory give a smaller budget; for less time a larger one."]
 
-    def to_html(self) -> str:
-        """Returns a page that shows the plan, answers to the mouse and loads nothing. Write it to a
-        file and open that."""
+    def to_html(self, path: str | os.PathLike | None = None) -> str:
+        """Returns a page that shows the plan, answers to the mouse and loads nothing.
+
+        Args:
+          path: A file that the page is written to as well, to be opened.
+        """
+        text = self._page()
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _page(self) -> str:
         if self.graph is None:
             title = f"<title>{html_text(self.name)}</title>"
             return f"<!doctype html><meta charset='utf-8'>{title}{self._table()}"

@@ -22,9 +22,9 @@ class TensorBoardScalars(EveryKerasCallback):
 
     The tags are `checkmate/budget_GiB`, `checkmate/plain_peak_predicted_GiB`,
     `checkmate/planned_peak_predicted_GiB`, `checkmate/recomputations` (evaluations more than the
-    plain step has), `checkmate/overhead_predicted` (their share of its time), and, where the
-    allocator reports, `checkmate/planned_peak_measured_GiB`: the most that was in use during the
-    epoch's training batches. All peaks count what the budget counts. A batch for which a plan was
+    plain step has), `checkmate/overhead_predicted` (its time by that of the plain step), and,
+    where the allocator reports, `checkmate/planned_peak_measured_GiB`: the most that was in use
+    during the epoch's training batches. All peaks count what the budget counts. A batch for which a plan was
     made is not measured, and neither is validation.
 
     Args:
@@ -93,7 +93,7 @@ def scalars(report: Report) -> dict[str, float]:
         "planned_peak_predicted_GiB": report.expected_peak_bytes / GIB,
         "plain_peak_predicted_GiB": report.plain_peak_bytes / GIB,
         "recomputations": float(sum(plan.recomputed.values())) if plan else 0.0,
-        "overhead_predicted": report.predicted_slowdown - 1,
+        "overhead_predicted": report.predicted_slowdown,
     }
 
 

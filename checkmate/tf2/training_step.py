@@ -84,13 +84,23 @@ def refuse_missing(function: str, loss: Any, optimizer: Any, label_spec: Any) ->
 
 
 def check_exact(specs: Any) -> None:
-    """Raises `TraceError` for a spec that leaves a dimension open."""
+    """Raises `TraceError` for a spec that leaves a dimension open, or is of text."""
     for spec in tf.nest.flatten(specs):
+        refuse_text(spec.dtype)
         if not spec.shape.is_fully_defined():
             raise TraceError(
                 f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
                 " size you train with."
             )
+
+
+def refuse_text(dtype: tf.DType) -> None:
+    if dtype == tf.string:
+        raise TraceError(
+            "A plan is made for sizes that shapes tell, and those of text they do not. Look the"
+            " text up before the step, as dataset.map(layer) does with a TextVectorization or"
+            " StringLookup layer, and pass its numbers."
+        )
 
 
 def as_spec(value: Any) -> Any:

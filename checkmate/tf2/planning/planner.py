@@ -84,7 +84,7 @@ class Planner:
             try:
                 stored = store.stored_plan(task)
                 planned = stored or new_plan(task)
-                if request.progress is None:
+                if not request.is_part:
                     progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
@@ -182,16 +182,22 @@ def new_plan(task: PlanTask) -> Planned:
     costs, plain_peak = measured(task)
     task, asked = with_budget(task, plain_peak), task.request.options
     LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
-    memory, report = task.memory, task.report(costs.graph, plain_peak)
-    plain_rise = plain_peak - memory.fixed_bytes
-    corrected = plain_peak + int((task.request.correction - 1) * plain_rise)
+    report = task.report(costs.graph, plain_peak)
+    if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
+        return _unchanged(task, costs, report)
+    search = PlanSearch(task, costs.graph, task.memory, piece, costs.footprints)
+    return _searched(task, search, costs, report)
+
+
+def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
+    """Whether the step is sure to stay within the budget as it was written."""
+    memory = task.memory
+    plain_rise = plain_peak_bytes - memory.fixed_bytes
+    corrected = plain_peak_bytes + int((task.request.correction - 1) * plain_rise)
     largest = max(op.output_bytes for op in costs.graph.ops)
     spread = max(int(TUNING.plain_spread * plain_rise), TUNING.plain_values * largest)
     reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
-    if corrected + max(spread, reserve) <= memory.limit_bytes and not asked.recompute:
-        return _unchanged(task, costs, report)
-    search = PlanSearch(task, costs.graph, memory, piece, costs.footprints)
-    return _searched(task, search, costs, report)
+    return corrected + max(spread, reserve) <= memory.limit_bytes
 
 
 def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:

@@ -188,15 +188,15 @@ class Refusal:
     def _binds(self, lowest: Need) -> str:
         graph, memory = self.search.graph, self.search.memory
         small = self.search.task.traced.small_bytes
+        others = memory.other_bytes - memory.next_batch_bytes
+        in_use = f"; {format_bytes(others)} more is in use on the device" if others else ""
+        aside = memory.next_batch_bytes + small + memory.reserve_bytes
         return (
             f"Op {lowest.op} {graph.ops[lowest.op].name!r} needs"
-            f" {format_bytes(lowest.bytes - small)} whatever the plan,"
-            f" {format_bytes(graph.fixed_bytes - small)} of it resident{self._values(lowest)};"
-            f" {format_bytes(memory.other_bytes - memory.next_batch_bytes)} more is in use"
-            f" on the device, {format_bytes(small)} are small values,"
-            f" {format_bytes(memory.next_batch_bytes)} are set aside for the next batch, and"
-            f" {format_bytes(memory.reserve_bytes)} are the reserve."
-            f"{self._of_algorithms(lowest)}{self._of_dense(lowest)}"
+            f" {format_bytes(lowest.bytes - small)} whatever the plan: resident"
+            f" {format_bytes(graph.fixed_bytes - small)}{self._values(lowest)}{in_use}. A plan"
+            f" leaves {format_bytes(aside)} besides, for the next batch, small values and a"
+            f" reserve.{self._of_algorithms(lowest)}{self._of_dense(lowest)}"
         )
 
     def _of_loops(self) -> str:
@@ -260,9 +260,10 @@ class Refusal:
 
     def _values(self, lowest: Need) -> str:
         sized = sorted((each for each in lowest.values if each[0]), reverse=True)
-        named = ", ".join(f"{name} {format_bytes(size)}" for size, name in sized[:NAMED])
-        more = f" and {len(sized) - NAMED} more" if len(sized) > NAMED else ""
-        return f" (with {named}{more})" if named else ""
+        named = [f"{name} {format_bytes(size)}" for size, name in sized[:NAMED]]
+        if others := sized[NAMED:]:
+            named.append(f"{len(others)} more {format_bytes(_total(others))}")
+        return "".join(f", {each}" for each in named)
 
     def _advice(self, needed_bytes: int) -> str:
         smaller = self._smaller_batch(needed_bytes)

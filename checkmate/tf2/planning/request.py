@@ -109,7 +109,8 @@ class PlanRequest:
         memory is set aside while the step runs.
       correction: Activations of real steps as a multiple of the predicted ones.
       others: Device -> the same step there, for other devices of this process that run the plan.
-      progress: That of a whole of which this is a part; by default each planning shows its own.
+      progress: That of a whole of which this is a part while that is open; else each planning shows
+        its own.
       anew: Why the step is planned anew, if it is.
     """
 
@@ -125,9 +126,13 @@ class PlanRequest:
     progress: Progress | None = None
     anew: Reason | None = None
 
+    @property
+    def is_part(self) -> bool:
+        return self.progress is not None and self.progress.is_open
+
     def showing(self) -> AbstractContextManager[Progress]:
         """The progress of planning, as a context."""
-        if self.progress is not None:
+        if self.progress is not None and self.progress.is_open:
             return self.progress.of_part(self.name)
         return Progress(self.name, PHASES, enabled=self.options.verbose)
 

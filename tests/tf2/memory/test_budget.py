@@ -13,8 +13,8 @@ from checkmate.tf2.memory.budget import (
     RESERVES,
     MemoryBudget,
     StartState,
+    ahead,
     argument_bytes,
-    batches_ahead,
     bytes_ahead,
     other_bytes_in_use,
 )
@@ -102,6 +102,6 @@ def test_memory_is_set_aside_for_more_batches_where_they_are_small(tensorflow):
     assert argument_bytes(traced) >= sum(each.nbytes for each in batch_of())
     assert bytes_ahead(traced, 0) == 0
     assert bytes_ahead(traced, 2) in [k * argument_bytes(traced) for k in range(2, 9)]
-    assert [batches_ahead(2, 100, peak * 100) for peak in (1, 50, 75, 100, 10**4)] == [
-        2, 2, 3, 4, 2 + MORE_BATCHES,
+    assert [ahead(2, 100, peak * 100) for peak in (1, 50, 75, 100, 10**4)] == [
+        200, 200, 300, 400, 200 + 100 * MORE_BATCHES,
     ]  # fmt: skip
