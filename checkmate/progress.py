@@ -128,9 +128,8 @@ class Progress:
         """The text to show now, "" between two phases; without the name where it is too long for
         `width`."""
         running = [*self._running]  # a thread asks while phases end
-        text = printable(
-            ", ".join([*(each.name for each in running[:-1]), *map(str, running[-1:])])
-        )
+        around = [each.name for each in running[:-1]]
+        text = printable(", ".join([*around, *map(str, running[-1:])]))
         named = f"{printable(self._name)}: {text}" if text else ""
         return named if len(named) <= width else text
 

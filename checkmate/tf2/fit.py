@@ -128,8 +128,7 @@ class Rematerialize(EveryKerasCallback):
     runs. Afterwards `planned` is its step, and `planned.report()` says what was found.
 
     Args:
-      budget: As in `PlanOptions`.
-      options: Its other fields.
+      budget: As in `PlanOptions`, whose other fields are options, too.
 
     Attributes:
       planned: The planned training step of the latest `fit`.

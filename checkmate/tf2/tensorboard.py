@@ -22,10 +22,10 @@ class TensorBoardScalars(EveryKerasCallback):
 
     The tags are `checkmate/budget_GiB`, `checkmate/plain_peak_predicted_GiB`,
     `checkmate/planned_peak_predicted_GiB`, `checkmate/recomputations` (evaluations more than the
-    plain step has), `checkmate/overhead_predicted` (its time by that of the plain step), and,
-    where the allocator reports, `checkmate/planned_peak_measured_GiB`: the most that was in use
-    during the epoch's training batches. All peaks count what the budget counts. A batch for which a plan was
-    made is not measured, and neither is validation.
+    plain step has), `checkmate/overhead_predicted` (its time by that of the plain step), and, where
+    the allocator reports, `checkmate/planned_peak_measured_GiB`: the most that was in use during
+    the epoch's training batches. All peaks count what the budget counts. A batch for which a plan
+    was made is not measured, and neither is validation.
 
     Args:
       log_dir: The folder that `keras.callbacks.TensorBoard` has; its run "train" gets the scalars.
