@@ -1,5 +1,6 @@
 """Hooks of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored
-outputs and pictures; none is run. The schemas of files are part of the site."""
+outputs and pictures; none is run. The schemas of files are part of the site. `PlanOptions` is a
+link wherever the API names it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 from traitlets.config import Config
 
@@ -29,6 +31,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links what the API says of options to their list."""
+    if not page.file.src_uri.startswith("api/"):
+        return html
+    html = html.replace("checkmate.tf2.options.PlanKeywords", "checkmate.tf2.PlanOptions")
+    code = "<code>PlanOptions</code>"
+    link = f'<autoref optional identifier="checkmate.tf2.PlanOptions">{code}</autoref>'
+    return re.sub(f"(?<!>){code}", link, html)
 
 
 def links(text: str) -> str:
