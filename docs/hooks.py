@@ -1,6 +1,6 @@
 """Hooks of MkDocs: the notebooks of `tutorials/` become pages of the site, with their stored
-outputs and pictures; none is run. The schemas of files are part of the site. `PlanOptions` is a
-link wherever the API names it."""
+outputs and pictures; none is run. The schemas of files are part of the site. What the API
+has is a link wherever it is named."""
 
 from __future__ import annotations
 
@@ -34,13 +34,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links what the API says of options to their list."""
-    if not page.file.src_uri.startswith("api/"):
-        return html
+    """Links names in code to what the API says of them, and options to their list."""
+    targets = {"PlanOptions": "checkmate.tf2.PlanOptions"}
+    for path in (ROOT / "docs" / "api").glob("*.md"):
+        found = re.findall(
+            r"^::: (\S+)\n +options: \{heading: ([\w.]+)", path.read_text("utf-8"), re.M
+        )
+        targets |= {heading: name for name, heading in found}
     html = html.replace("checkmate.tf2.options.PlanKeywords", "checkmate.tf2.PlanOptions")
-    code = "<code>PlanOptions</code>"
-    link = f'<autoref optional identifier="checkmate.tf2.PlanOptions">{code}</autoref>'
-    return re.sub(f"(?<!>){code}", link, html)
+
+    def link(name: re.Match[str]) -> str:
+        to = targets.get(name[1], name[1])
+        return f'<autoref optional identifier="{to}">{name[0]}</autoref>'
+
+    return re.sub(r"(?<!>)<code>(PlanOptions|checkmate(?:\.\w+)+)</code>", link, html)
 
 
 def links(text: str) -> str:
