@@ -16,6 +16,9 @@ from traitlets.config import Config
 TOGETHER = {"CoalesceStreamsPreprocessor": {"enabled": True}}
 """What a cell prints is one block, however many pieces it is stored in."""
 
+SIGNS = {r"\sum": "∑", r"\le": "≤", r"\to": "→", r"\,": " "}
+"""Of the formulas of notebooks."""
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -27,7 +30,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text, resources = MarkdownExporter(config=Config(TOGETHER)).from_filename(
             str(path), resources={"unique_key": path.stem}
         )
-        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=links(text)))
+        files.append(
+            File.generated(config, f"tutorials/{path.stem}.md", content=formulas(links(text)))
+        )
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
@@ -57,4 +62,20 @@ def links(text: str) -> str:
     text = text.replace("](../docs/", "](../")
     return re.sub(
         r"\[([^\]]+)\]\(\.\./([\w.-]*/README\.md)\)", r"\1 (`\2` in the repository)", text
+    )
+
+
+def formulas(text: str) -> str:
+    """Formulas in tables become HTML: a page loads nothing that would draw them."""
+
+    def shown(formula: re.Match[str]) -> str:
+        found = formula[1]
+        for sign, written in SIGNS.items():
+            found = found.replace(sign, written)
+        found = re.sub(r"_(?:{([^}]*)}|(\w))", r"<sub>\1\2</sub>", found)
+        return f"<i>{found}</i>"
+
+    rows = text.splitlines(keepends=True)
+    return "".join(
+        re.sub(r"\$([^$]+)\$", shown, row) if row.startswith("| ") else row for row in rows
     )
