@@ -3,7 +3,8 @@
 One process trains plain, and writes a profile of the device; another trains within a share of the
 plain step's peak. A third, which knows the profile alone, asks `fits` for the same. Peaks are
 without the bytes set aside for next batches, of which training on one batch makes none, and without
-what else is in use. The two plans need not be the same.
+what else is in use. The plans on paper and by `compile` need not be the same, and TensorFlow runs
+a plain step in an order that differs from step to step.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ BATCHES = {
 COLUMNS = (
     "model",
     "batch",
-    "plain: on paper, MiB",
+    "plain MiB: on paper",
+    "by compile",
     "measured",
-    "off",
-    "planned: on paper, MiB",
+    "budget",
+    "planned: on paper",
+    "by compile",
     "measured",
-    "off",
-    "time on paper",
-    "predicted here",
+    "time: on paper",
+    "by compile",
     "seconds",
 )
 
 
 def rows(models: Sequence[str], budget: str, steps: int) -> Iterator[dict[str, Any]]:
-    """Yields a row for each model: model, batch, plain_bytes, plain_measured_bytes, planned_bytes,
-    planned_measured_bytes, slowdown, predicted_slowdown, seconds of `fits`; or error."""
+    """Yields a row for each model. By `fits`: plain_bytes, planned_bytes, slowdown, seconds; by
+    `compile`, plain_predicted_bytes, planned_predicted_bytes, predicted_slowdown; of real steps,
+    plain_measured_bytes, planned_measured_bytes; model, batch, budget_bytes; or error."""
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
             asked = {"model": model, "batch": BATCHES.get(model), "budget": budget, "steps": steps}
@@ -85,15 +88,14 @@ def plain(model: str, batch: int | None, budget: str, steps: int, profile: str) 
     work, step = compiled(model, batch, "1000%")
     function, specs = training_step(work.model, work.loss, "adam", work.inputs, work.labels)
     DeviceProfile.measured(trace(function, *specs, name=model), lambda *done: None).save(profile)
-    return {"batch": len(work.labels), "plain_measured_bytes": taken(work, step, steps)}
+    return {"batch": len(work.labels), **taken("plain", work, step, steps)}
 
 
 def planned(model: str, batch: int | None, budget: str, steps: int, profile: str) -> dict[str, Any]:
     """What training within the budget took."""
     work, step = compiled(model, batch, budget)
-    peak = taken(work, step, steps)
-    slowdown = step.report().predicted_slowdown
-    return {"planned_measured_bytes": peak, "predicted_slowdown": slowdown}
+    found = taken("planned", work, step, steps)
+    return found | {"predicted_slowdown": step.report().predicted_slowdown}
 
 
 def compiled(model: str, batch: int | None, budget: str) -> tuple[Any, Any]:
@@ -105,14 +107,16 @@ def compiled(model: str, batch: int | None, budget: str) -> tuple[Any, Any]:
     return work, checkmate.tf2.compile(*arguments, budget=budget, verbose=False)
 
 
-def taken(work: Any, step: Any, steps: int) -> int:
-    """The peak of some steps, less what else was in use."""
+def taken(kind: str, work: Any, step: Any, steps: int) -> dict[str, int]:
+    """The peaks of some steps, predicted and measured."""
     for _ in range(steps):
         step(work.inputs, work.labels)
     report = step.report()
-    memory = report.memory
-    others = memory.other_bytes - memory.next_batch_bytes
-    return (report.measured_peak_bytes or 0) - others
+    other, ahead = report.memory.other_bytes, report.memory.next_batch_bytes
+    return {
+        f"{kind}_predicted_bytes": report.expected_peak_bytes - other,
+        f"{kind}_measured_bytes": (report.measured_peak_bytes or 0) - (other - ahead),
+    }
 
 
 def on_paper(
@@ -142,6 +146,7 @@ def on_paper(
     return {
         "plain_bytes": answer.plain_peak_bytes - aside,
         "planned_bytes": answer.peak_bytes - aside,
+        "budget_bytes": answer.budget_bytes - aside,
         "slowdown": answer.slowdown or 1.0,
         "seconds": seconds,
     }
@@ -158,14 +163,15 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
         return (row["model"], row["error"][:110])
-    peaks = []
-    for name in ("plain", "planned"):
-        paper, real = row[f"{name}_bytes"], row[f"{name}_measured_bytes"]
-        peaks += [f"{paper / MIB:.2f}", f"{real / MIB:.2f}", f"{paper / real - 1:+.2%}"]
+    peaks = [
+        *(f"plain{each}_bytes" for each in ("", "_predicted", "_measured")),
+        "budget_bytes",
+        *(f"planned{each}_bytes" for each in ("", "_predicted", "_measured")),
+    ]
     return (
         row["model"],
         str(row["batch"]),
-        *peaks,
+        *(f"{row[each] / MIB:.2f}" for each in peaks),
         f"{row['slowdown'] - 1:+.2%}",
         f"{row['predicted_slowdown'] - 1:+.2%}",
         f"{row['seconds']:.1f}",
@@ -188,8 +194,9 @@ def command(models: tuple[str, ...], budget: str, steps: int, as_json: bool) -> 
 
     MODELS are workloads of `checkmate demo --model`; most of them by default.
 
-    JSON: model, batch, plain_bytes, plain_measured_bytes, planned_bytes, planned_measured_bytes,
-    slowdown, predicted_slowdown, seconds; or error.
+    JSON: model, batch, budget_bytes, plain_bytes, plain_predicted_bytes, plain_measured_bytes,
+    planned_bytes, planned_predicted_bytes, planned_measured_bytes, slowdown, predicted_slowdown,
+    seconds; or error.
     """
     table = RowTable(f"within {budget}", COLUMNS, cells, ("model",))
     stream(rows(models or tuple(BATCHES), budget, steps), table, as_json=as_json)

@@ -96,6 +96,22 @@ def test_pages_have_the_style_and_the_search_its_boost(site):
     assert found["tags"] == ["OOM", "ResourceExhaustedError"]
 
 
+def test_options_are_described_once_and_linked(site):
+    text = (site / "api" / "tf2" / "index.html").read_text("utf-8")
+    (shown,) = re.findall(r'<h2 id="checkmate.tf2.PlanOptions".*?(?=<h2 )', text, re.DOTALL)
+    for name in ("budget", "micro_batches", "recompute"):
+        assert re.search(rf"<code>.*?{name}\b.*?</code>", shown)
+    assert len(re.findall(r'href="#checkmate.tf2.PlanOptions"><code>PlanOptions<', text)) >= 6
+    assert "<code>...</code>" not in text  # a default that is not told
+
+
+def test_formulas_of_notebooks_are_shown(site):
+    for path in (site / "tutorials").rglob("index.html"):
+        assert not re.search(r"\$[^$\n]*\\\w", path.read_text("utf-8")), path
+    text = (site / "tutorials" / "4_reading_a_plan" / "index.html").read_text("utf-8")
+    assert "<i>R<sub>t,j</sub> ≤ R<sub>t,i</sub> + S<sub>t,i</sub></i>" in text
+
+
 def public_names():
     """Of the package, of `tf2` and of `plot`; read, not imported: TensorFlow takes a while."""
     for path in ("__init__.py", "tf2/__init__.py", "plot/__init__.py"):

@@ -105,7 +105,7 @@ class Picture:
         Path(path).write_bytes(self._rendered(ending, dpi))
 
     def html(self) -> str:
-        """Returns an <img> tag that contains the picture, for pages that load nothing."""
+        """Returns an `<img>` tag that contains the picture, for pages that load nothing."""
         data = base64.b64encode(self._rendered("png", _DPI)).decode()
         return (
             f'<img style="max-width:100%" alt="{html.escape(self.figure.get_suptitle())}"'

@@ -67,6 +67,14 @@ def test_training_finds_largest_batches():
 
 
 @pytest.mark.slow
+def test_what_is_said_on_paper_is_what_compile_predicts():
+    (row,) = rows_of("fits", "mobilenet_ln", "--steps", 2)
+    assert row["plain_bytes"] == pytest.approx(row["plain_predicted_bytes"], rel=1e-3)
+    for peak in ("planned_bytes", "planned_measured_bytes"):
+        assert 0.8 * row["budget_bytes"] < row[peak] <= row["budget_bytes"]
+
+
+@pytest.mark.slow
 def test_eager_steps_and_ops():
     *_, row = rows_of("dtr-eager", "mlp", "--budgets", "50%", "--steps", 2)
     assert row["peak_bytes"] <= row["budget_bytes"] and row["state_equal"]
