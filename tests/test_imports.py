@@ -27,6 +27,7 @@ circle."""
 
 LAYERS = {
     "printable": "",
+    "unlogged": "",
     "errors": "printable",
     "version": "",
     "units": "errors",
@@ -37,7 +38,7 @@ LAYERS = {
     "solvers.background": "",
     "solvers.search": "core",
     "solvers.result": "core plot",
-    "solvers.backends": "core",
+    "solvers.backends": "core unlogged",
     "solvers.baselines": "solvers.search",  # and one of its files the simulator of DTR: see EXTRA
     "solvers.exact": "solvers.search",
     "solvers.local": "solvers.search",
@@ -56,7 +57,7 @@ LAYERS = {
     "tf2.axes": "tf2.graph plot",
     "tf2.execution": "tf2.graph",
     "tf2.costs": "tf2.execution tf2.memory",
-    "tf2.memory": "tf2.execution tf2.costs version",  # each uses the other; files form no circle
+    "tf2.memory": "tf2.execution tf2.costs version unlogged",  # each uses the other; files form no circle
     "tf2.report": "tf2.memory solvers.result",
     "tf2.options": "tf2.costs solvers.solve",
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs the checkout"
 of_each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 
 MACHINE = re.compile(r"(?<![\w.])/(opt|tmp|work|root|home|usr|var|Users)/")
-DRAWS = re.compile(r"^checkmate\.plot\.\w+\(", re.MULTILINE)
+DRAWS = re.compile(r"^(checkmate\.plot\.\w+|report\.picture)\(", re.MULTILINE)
 LARGEST_BYTES = 600_000
 CHANCE = ("times was predicted", "The next step runs under a lower plan")
 """In the warnings of a step that was slower than predicted when it was timed, and of one that took
@@ -62,7 +62,7 @@ def trains(path):
 def test_they_are_numbered_and_listed():
     numbers = [int(path.name.split("_")[0]) for path in NOTEBOOKS]
     assert numbers == list(range(1, len(NOTEBOOKS) + 1))
-    assert len(NOTEBOOKS) == 8
+    assert len(NOTEBOOKS) == 9
     listed = re.findall(r"\]\((\d\w+\.ipynb)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert listed == [path.name for path in NOTEBOOKS]
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
+from checkmate.unlogged import unlogged
 
 STATUS = {0: AnswerStatus.OPTIMAL, 1: AnswerStatus.FEASIBLE, 2: AnswerStatus.INFEASIBLE}
+
+PRINTED = (b"HighsMipSolverData::",)
+"""In the lines that HiGHS prints though its log is off."""
 
 
 def load() -> None:
@@ -32,13 +36,14 @@ def solve(
     if start is not None:
         problem = problem.no_worse_than(start)
     matrix = csr_matrix((problem.value, problem.column, problem.start), shape=problem.shape)
-    found = milp(
-        problem.cost,
-        integrality=problem.integer.astype(int),
-        bounds=Bounds(problem.lower, problem.upper),
-        constraints=LinearConstraint(matrix, problem.row_lower, problem.row_upper),
-        options={"time_limit": time_limit_s, "mip_rel_gap": gap, "node_limit": nodes},
-    )
+    with unlogged(1, PRINTED):
+        found = milp(
+            problem.cost,
+            integrality=problem.integer.astype(int),
+            bounds=Bounds(problem.lower, problem.upper),
+            constraints=LinearConstraint(matrix, problem.row_lower, problem.row_upper),
+            options={"time_limit": time_limit_s, "mip_rel_gap": gap, "node_limit": nodes},
+        )
     bound = found.get("mip_dual_bound")
     status = STATUS.get(found.status, AnswerStatus.UNKNOWN)
     if status is not AnswerStatus.INFEASIBLE and found.x is None:

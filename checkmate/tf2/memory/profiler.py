@@ -11,11 +11,9 @@ refuses where that or the events are missing.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ import tensorflow as tf
 
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
+from checkmate.unlogged import unlogged
 
 
 class AllocatorEvent(NamedTuple):
@@ -131,7 +130,7 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
             host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
         )
         try:
-            with _unlogged():
+            with unlogged(2, LOGGED):
                 tf.profiler.experimental.start(folder, options=options)
         except tf.errors.AlreadyExistsError as error:
             raise CheckmateError(
@@ -141,7 +140,7 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
             result = call()
             devices.synchronize()
         finally:
-            with _unlogged():
+            with unlogged(2, LOGGED):
                 tf.profiler.experimental.stop()
         space = xplane_pb2.XSpace()
         for path in Path(folder).rglob("*.xplane.pb"):
@@ -157,27 +156,6 @@ def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
 
 LOGGED = (b"session_manager.cc", b"profiler_session.cc", b"save_profile.cc", b"InitializeLog()")
 """In the lines that TensorFlow writes to standard error for each profile, some nine."""
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Leaves out the lines about a profile. All others are written when the block ends."""
-    with tempfile.TemporaryFile() as kept:
-        try:
-            terminal = os.dup(2)
-        except OSError:  # there is no standard error
-            yield
-            return
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            kept.seek(0)
-            for line in kept:
-                if not any(each in line for each in LOGGED):
-                    os.write(2, line)
 
 
 def _peak(
