@@ -57,7 +57,8 @@ LAYERS = {
     "tf2.axes": "tf2.graph plot",
     "tf2.execution": "tf2.graph",
     "tf2.costs": "tf2.execution tf2.memory",
-    "tf2.memory": "tf2.execution tf2.costs version unlogged",  # each uses the other; files form no circle
+    # Costs and memory each use the other; files form no circle.
+    "tf2.memory": "tf2.execution tf2.costs version unlogged",
     "tf2.report": "tf2.memory solvers.result",
     "tf2.options": "tf2.costs solvers.solve",
     "tf2.planning": "tf2.options tf2.report solvers.curve progress",

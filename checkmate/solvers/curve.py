@@ -122,7 +122,8 @@ def solve_curve(
 
     Raises:
       BudgetError: There is no budget, or one that cannot be parsed.
-      SolverUnavailableError, SolverFailedError: As in `solve`.
+      SolverUnavailableError: As in `solve`.
+      SolverFailedError: As in `solve`.
       KeyboardInterrupt: Ctrl-C before the first result.
 
     Examples:

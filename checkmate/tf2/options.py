@@ -36,7 +36,7 @@ class PlanKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of `compile`, `function`, `rematerialize`, `Rematerialize`, `fits` and `max_batch`.
+    """The options of `rematerialize`, `Rematerialize`, `compile`, `function`, `fits`, `max_batch`.
 
     Attributes:
       budget: The limit for all bytes resident on the device while a step runs: variables, optimizer

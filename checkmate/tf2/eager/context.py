@@ -100,9 +100,10 @@ class dtr:
       smallest_bytes: Tensors below are never evicted.
       search: Which candidates an eviction compares; all by default.
 
-    Raises, on entry or from any op:
-      EvictionError: What is locked does not fit, or memory went above the budget. The message says
-        which tensors are locked, how much is missing and which budget would do (`needed_bytes`).
+    Raises:
+      EvictionError: On entry or, as all below, from any op: what is locked does not fit, or memory
+        went above the budget. The message says which tensors are locked, how much is missing and
+        which budget would do (`needed_bytes`).
       ThrashingError: The overhead limit is reached. The smallest budget that works is not known
         before the program is done; it is above the one given and at most that within which nothing
         would have been recomputed so far (`enough_bytes`).
