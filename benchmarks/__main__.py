@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks import dtr, eager, fits, foreign, layered, paper, solvers, training
+from benchmarks import backends, dtr, eager, fits, foreign, layered, paper, solvers, training
 
 
 @click.group()
@@ -16,7 +16,7 @@ def benchmarks() -> None:
     """
 
 
-for module in (training, fits, foreign, solvers, dtr, eager, layered, paper):
+for module in (training, fits, backends, foreign, solvers, dtr, eager, layered, paper):
     benchmarks.add_command(module.command)
 
 if __name__ == "__main__":

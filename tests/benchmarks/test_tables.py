@@ -58,6 +58,17 @@ def test_training_compares_every_way_with_plain_steps():
 
 
 @pytest.mark.slow
+def test_backends_are_compared_with_plain_steps_of_tensorflow():
+    *ways, planned = rows_of(
+        *("backends", "mobilenet_ln", "--batch", 8, "--steps", 2, "--budgets", "60%"),
+        *("--backends", "tensorflow"),
+    )
+    assert [row["way"] for row in ways] == ["plain", "scope", "segments"]
+    assert planned["allocator_bytes"] <= 0.6 * planned["plain_allocator_bytes"]
+    assert planned["resident_bytes"] < planned["plain_resident_bytes"]
+
+
+@pytest.mark.slow
 def test_training_finds_largest_batches():
     plain, ours = rows_of(
         *("training", "mobilenet_ln", "--cap", "200MiB", "--steps", 2, "--ways", "ours"),
@@ -117,6 +128,7 @@ def test_layered_takes_a_file_beside_a_size(tmp_path):
         (("paper", "figures"), "'figures' is not"),
         (("paper", "--models", "lenet"), "resnet50"),
         (("training", "nothing"), "There is no workload 'nothing'"),
+        (("backends", "--backends", "theano"), "There is no 'theano'. There are tensorflow, jax"),
         (("training", "--ways", "nothing"), "There is no 'nothing'. There are xla"),
         (("dtr-eager", "nothing"), "There is no eager workload 'nothing'"),
     ],
