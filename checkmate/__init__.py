@@ -6,8 +6,8 @@ plans any dataflow graph. TensorFlow is imported on the first touch of `checkmat
 
 from __future__ import annotations
 
+import difflib
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 from checkmate.core.graph import DFGraph
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-_DOORS = ("compile", "dtr", "fits", "function", "max_batch", "planned", "rematerialize", "verify")
+_DOORS = ("compile", "dtr", "fits", "function", "max_batch", "rematerialize", "verify")
 
 
 def __getattr__(name: str):
@@ -83,9 +83,7 @@ def __getattr__(name: str):
         return importlib.import_module(f"checkmate.{name}")
     if name == "simulate":
         return importlib.import_module("checkmate.dtr.simulator").simulate
-    hint = f". Did you mean checkmate.tf2.{name}?" if name in _DOORS else ""
-    raise AttributeError(
-        f"module 'checkmate' has no attribute {name!r}{hint}",
-        name=name,
-        obj=sys.modules[__name__],  # Python then offers a name like it
-    )
+    names = [*__all__, *(f"tf2.{door}" for door in _DOORS)]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    hint = f". Did you mean checkmate.{close[0]}?" if close else ""
+    raise AttributeError(f"module 'checkmate' has no attribute {name!r}{hint}")

@@ -79,7 +79,8 @@ def plan_command(
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
     slice does, without the update of the optimizer; give the same to `compile`.
 
-    With --device nothing is measured here; files are written for the budgets of -b alone.
+    With --device nothing is measured here; files are written for the budgets of -b, or with
+    --micro-batches for that of the device, alone.
 
     Exit status: 0 if every budget has a plan, 1 if one has none, 2 if the command or the model is
     not valid, 130 after Ctrl-C, which keeps the best plan so far.
@@ -100,9 +101,12 @@ def plan_command(
             step = step_on_paper(model, **training)
     status = 0
     if profile:
-        status = _on_device(step, profile, search, as_json=as_json)
+        answer = _on_device(step, profile, search, as_json=as_json)
+        status = int(not answer)
         if click.get_current_context().get_parameter_source("budgets") is ParameterSource.DEFAULT:
-            sys.exit(status)
+            if micro_batches == 1:
+                sys.exit(status)
+            budgets, status = (f"{answer.budget_bytes} B",), 0
     with Progress(name, phases) as progress, progress.phase("measuring ops"):
         graphs = SliceGraphs(step, profile.cost_model if profile else costs, progress.advance)
     for sliced, found in graphs.plans(budgets, search, micro_batches):
@@ -115,7 +119,7 @@ def plan_command(
     sys.exit(status)
 
 
-def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> int:
+def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> Any:
     from checkmate.tf2.fits import step_fits
     from checkmate.tf2.options import PlanOptions
     from checkmate.tf2.uninitialized import uninitialized_variables
@@ -130,8 +134,9 @@ def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool)
     if as_json:
         print_json(dataclasses.asdict(answer))
     else:
-        say(str(answer), is_whole=True)
-    return int(not answer)
+        for line in str(answer).splitlines():
+            say(line, is_whole=True)
+    return answer
 
 
 def _next(found: list[Found], micro_batches: Any) -> tuple[str, ...]:

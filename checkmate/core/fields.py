@@ -55,6 +55,11 @@ INDICES = Kind(
     lambda value: isinstance(value, list) and all(type(i) is int and i >= 0 for i in value),
 )
 
+TEXTS = Kind(
+    "a list of texts",
+    lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+)
+
 
 def one_of(*texts: str) -> Kind:
     """One of a few texts."""

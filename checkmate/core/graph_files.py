@@ -20,6 +20,7 @@ from checkmate.core.fields import (
     NUMBER,
     OBJECT,
     TEXT,
+    TEXTS,
     VERSION,
     field,
     read_format,
@@ -50,6 +51,8 @@ def write_graph(
         for key in ("control_deps", "overwrites", "in_place"):
             if indices := getattr(op, key):
                 node[key] = list(indices)
+        if op.fused:
+            node["fused"] = list(op.fused)
         nodes.append(node)
     edges = [[d, i] for i, op in enumerate(ops) for d in op.deps]
     head = {"format": GRAPH_FORMAT, "version": VERSION, "name": name}
@@ -129,5 +132,6 @@ class _Nodes:
             is_backward=bool(field(node, "backward", FLAG, where, False)),
             recomputable=bool(field(node, "recomputable", FLAG, where, True)),
             kind=field(node, "op", TEXT, where, ""),
+            fused=tuple(field(node, "fused", TEXTS, where, [])),
             **others,
         )

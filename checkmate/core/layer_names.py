@@ -31,7 +31,7 @@ def layer_names(graph: DFGraph) -> tuple[str, ...]:
     scopes of the forward pass, such as the sum of two gradients, belongs to the layer of the last
     op that it reads. A forward op outside all scopes is a layer of its own.
     """
-    scopes = _Scopes([_parts(op.name) for op in graph.ops if not op.is_backward])
+    scopes = _scopes(graph)
     names: list[str] = []
     for op in graph.ops:
         path = scopes.forward_path(op.name) if op.is_backward else _parts(op.name)
@@ -43,6 +43,20 @@ def layer_names(graph: DFGraph) -> tuple[str, ...]:
         else:
             names.append("/".join(path))
     return tuple(names)
+
+
+def fused_layer_names(graph: DFGraph) -> tuple[tuple[str, ...], ...]:
+    """The layers of the ops that are fused into each op."""
+    scopes = _scopes(graph)
+    return tuple(
+        tuple(scopes.layer(scope) for name in op.fused if (scope := scopes.innermost(_parts(name))))
+        for op in graph.ops
+    )
+
+
+def _scopes(graph: DFGraph) -> _Scopes:
+    forward = [op for op in graph.ops if not op.is_backward]
+    return _Scopes([_parts(name) for op in forward for name in (op.name, *op.fused)])
 
 
 class _Scopes:

@@ -34,6 +34,8 @@ class Op:
       in_place: The deps whose memory the value may reuse (buffer forwarding): one of them at a
         time, and only if the plan frees that dep directly after the op. Each is at least as large
         as the op's value.
+      fused: Names of ops of other layers that run within it, as a convolution does within its
+        activation, for people and for rules that name layers.
 
     Examples:
       >>> Op("relu", deps=(0,), cost=0.001, output_bytes=4096, in_place=(0,)).recomputable
@@ -51,6 +53,7 @@ class Op:
     overwrites: tuple[int, ...] = ()
     kind: str = ""
     in_place: tuple[int, ...] = ()
+    fused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("deps", "control_deps", "overwrites", "in_place"):

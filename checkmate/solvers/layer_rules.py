@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.layer_names import layer_names
+from checkmate.core.layer_names import fused_layer_names, layer_names
 from checkmate.core.op import Op
 from checkmate.core.plan import Compute, Free, Plan, Step
 from checkmate.errors import GraphError
 
-Patterns = str | Iterable[str]
+Patterns = str | Iterable[str] | None
 """One or several names of layers, with `*`, `?` and `[abc]` as in names of files."""
 
 
 def as_patterns(patterns: Patterns) -> tuple[str, ...]:
-    """The patterns as a tuple. Raises `GraphError` for what is no text."""
-    found = (patterns,) if isinstance(patterns, str) else patterns
-    if not isinstance(found, Iterable) or not all(isinstance(each, str) for each in found):
+    """The patterns as a tuple; none for None. Raises `GraphError` for what is no text."""
+    found = (patterns,) if isinstance(patterns, str) else () if patterns is None else patterns
+    if not isinstance(found, Iterable) or not all(each and isinstance(each, str) for each in found):
         raise GraphError(
             f"Layers are named by text, such as 'block3*', or by several texts; got {patterns!r}."
         )
@@ -37,16 +37,17 @@ def as_patterns(patterns: Patterns) -> tuple[str, ...]:
 def ops_of_layers(graph: DFGraph, patterns: Sequence[str], option: str) -> set[int]:
     """The ops of the forward pass in the layers of these names, or in layers within them. Raises
     `GraphError` where a pattern is the name of none."""
-    names = layer_names(graph)
-    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward and names[i]]
-    bare = {i: re.sub(r"_\d+(?=/|$)", "", names[i]) for i in forward}
+    own, fused = layer_names(graph), fused_layer_names(graph)
+    forward = [i for i, op in enumerate(graph.ops) if not op.is_backward and own[i]]
+    names = [(i, name) for i in forward for name in (own[i], *fused[i])]
     found = set[int]()
     for pattern in patterns:
         # A layer that is called twice has other numbers in the graph than its own.
-        matched = {i for i in forward if _matches(names[i], pattern)}
-        matched = matched or {i for i in forward if _matches(bare[i], pattern)}
+        matched = {i for i, name in names if _matches(name, pattern)} or {
+            i for i, name in names if _matches(re.sub(r"_\d+(?=/|$)", "", name), pattern)
+        }
         if not matched:
-            layers = list(dict.fromkeys(names[i] for i in forward))
+            layers = list(dict.fromkeys(name for _, name in names))
             close = difflib.get_close_matches(pattern, layers, n=3, cutoff=0.5) or layers[:5]
             raise GraphError(
                 f"{option}={pattern!r} is the name of no layer of {graph.name or 'the graph'!r}."

@@ -1,6 +1,6 @@
 """Checkmate for TensorFlow 2 and Keras 3. Only this folder imports them."""
 
-import sys
+import difflib
 from typing import TYPE_CHECKING
 
 from checkmate.tf2.compile import PlannedStep, compile
@@ -50,8 +50,6 @@ def __getattr__(name: str):
         from checkmate.tf2.eager.context import dtr
 
         return dtr
-    raise AttributeError(
-        f"module 'checkmate.tf2' has no attribute {name!r}",
-        name=name,
-        obj=sys.modules[__name__],  # Python then offers a name like it
-    )
+    close = difflib.get_close_matches(name, __all__, n=1)
+    hint = f". Did you mean checkmate.tf2.{close[0]}?" if close else ""
+    raise AttributeError(f"module 'checkmate.tf2' has no attribute {name!r}{hint}")

@@ -9,6 +9,7 @@ else (epochs, callbacks, validation, saving) is Keras's.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from functools import partial
 from typing import Any
@@ -197,9 +198,10 @@ def _trainer_of(model: Any) -> Trainer:
         return Trainer(model)
     if is_keras2(model):
         return Keras2Trainer(model)
+    hint = f" Did you mean {model.__name__}()?" if inspect.isroutine(model) else ""
     raise TraceError(
         "A model of Keras 3 or tf_keras is put under a budget; got"
-        f" {type(model).__name__}. For other steps there is checkmate.tf2.function."
+        f" {type(model).__name__}.{hint} For other steps there is checkmate.tf2.function."
     )
 
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import Unpack
 
-from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError
+from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.device_profile import DeviceProfile
@@ -24,13 +24,13 @@ from checkmate.tf2.max_batch import (
     TWO_BATCHES,
     BatchSearch,
     GraphGrowth,
-    largest_fitting,
+    largest_near,
     sized,
 )
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.planner import fits_unchanged, measured, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
-from checkmate.tf2.training_step import check_exact, training_step
+from checkmate.tf2.training_step import check_exact, refuse_missing, training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import Bytes, format_bytes
 
@@ -184,10 +184,11 @@ def fits(
       ... )
       >>> print(answer)
     """
-    asked = PlanOptions.of("fits", budget, options, _REFUSED)
+    asked = PlanOptions.of("fits", budget, options, _REFUSED, ("device", "largest"))
+    refuse_missing("fits", loss, optimizer, label_spec)
     profile = DeviceProfile.of(device)
     with uninitialized_variables():
-        made = model if isinstance(model, keras.Model) else model()
+        made = model() if callable(model) and not isinstance(model, keras.Layer) else model
         step, specs = training_step(made, loss, optimizer, input_spec, label_spec)
         with Progress(made.name, enabled=asked.verbose) as progress:
             return step_fits(
@@ -337,10 +338,12 @@ def _largest_lengths(
     def search(fits: Callable[[Any], bool], known: int = 0) -> int:
         def fits_at(length: int) -> bool:
             with _showing(request, f"a size of {length}"):
-                return fits(at(length))
+                try:
+                    return fits(at(length))
+                except TraceError:  # too small for the model
+                    return False
 
-        known = max(known, size if fits_at(size) else 0)
-        return largest_fitting(fits_at, LARGEST, known=known, share=LENGTH_SHARE)
+        return largest_near(fits_at, max(size, known), LARGEST, known=known, share=LENGTH_SHARE)
 
     plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
     return plain, search(lambda specs: bool(_at(request, specs, profile)), plain)

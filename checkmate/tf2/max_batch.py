@@ -232,7 +232,8 @@ class MaxBatch:
       plain_batch: The largest batch whose plain step is predicted to fit, 0 for none.
       overhead: Predicted cost of the plan over that of the plain step at this batch, 1.0 for equal.
       budget_bytes: The budget.
-      binding_op: The op that needs the most memory at this batch: the one to make smaller for more.
+      binding_op: The op that needs the most memory at this batch: the one to make smaller for more;
+        "" for the largest batch that was to be tried.
       step: The planned step for `batch`, ready to train.
       tried: (batch, what was found) for each batch planned on the way.
 
@@ -252,12 +253,13 @@ class MaxBatch:
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
+        binds = f"op {self.binding_op!r} binds" if self.binding_op else "no larger one was tried"
         times = "plain fits none"
         if self.plain_batch:
             times = f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
         return (
             f"batch {self.batch} trains within {format_bytes(self.budget_bytes)} ({times}),"
-            f" predicted to cost {self.overhead - 1:+.1%} per example; op {self.binding_op!r} binds"
+            f" predicted to cost {self.overhead - 1:+.1%} per example; {binds}"
         )
 
 
@@ -310,7 +312,7 @@ def max_batch(
       ...     model, "mse", "adam", images, labels, budget="6GiB", overhead_limit=1.2, largest=64
       ... )
     """
-    asked = PlanOptions.of("max_batch", budget, options, _REFUSED)
+    asked = PlanOptions.of("max_batch", budget, options, _REFUSED, ("overhead_limit", "largest"))
     _check(asked, overhead_limit)
     refuse_missing("max_batch", loss, optimizer, label_spec)
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
@@ -373,7 +375,8 @@ class BatchSearch:
             step, smaller = self._planned(specs, batch)
             if step is not None:
                 overhead = step.report().predicted_slowdown
-                binding = step.graph.ops[floor(step.graph).op].name
+                is_most = batch >= largest
+                binding = "" if is_most else step.graph.ops[floor(step.graph).op].name
                 # Where no plan fits, the plain step, which is one, does not.
                 plain, tried = min(plain, batch), tuple(self.tried)
                 return MaxBatch(batch, plain, overhead, self._budget_bytes, binding, step, tried)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,7 @@ class PlanOptions:
         budget: Bytes,
         keywords: Mapping[str, Any],
         refused: Mapping[str, str] | None = None,
+        own: Sequence[str] = (),
     ) -> PlanOptions:
         """Checks the options of a public function.
 
@@ -139,6 +141,7 @@ class PlanOptions:
           budget: Its budget.
           keywords: Its other options.
           refused: Option -> why this function does not take it, as a sentence.
+          own: Options that this function has besides.
 
         Raises:
           TypeError: An unknown option, or a refused one.
@@ -149,8 +152,12 @@ class PlanOptions:
             if name in refused:
                 raise TypeError(f"{function}() does not take {name}: {refused[name]}")
             if name not in known:
+                names = [*own, *known]
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
                 raise TypeError(
-                    f"{function}() has no option {name!r}. The options are {', '.join(known)}."
+                    f"{function}() has no option {name!r}.{hint} The options are"
+                    f" {', '.join(names)}."
                 )
         return cls(budget, **keywords)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import re
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -43,10 +45,8 @@ FIT, FUNCTION = "checkmate.tf2.rematerialize(model, {})", "@checkmate.tf2.functi
 
 ANOTHER_BATCH = " So the batch that failed was larger than this one, or another step needed more."
 
-LAST_BATCH = (
-    "What filled the memory is not known: no batch follows the one that failed. With"
-    " `ExplainOutOfMemory(step, *batch)` as a context it is told."
-)
+SOME_BATCH = 2
+"""The batch of a step that is traced to learn which batch failed, where none follows it."""
 
 PHASES = {"looking for what filled the memory": 1}
 
@@ -163,9 +163,13 @@ class ExplainOutOfMemory(EveryKerasCallback):
                 return train(iterator)
             except tf.errors.ResourceExhaustedError as error:
                 self.on_train_end()
-                # The batch that failed is gone; most often the next one has its shapes.
+                # The batch that failed is gone. The next one, if there is one, may be smaller.
                 raise self._explained(
-                    error, model.train_step, lambda: (next(iterator),), model.name, FIT
+                    error,
+                    model.train_step,
+                    lambda: (next(iterator, iterator.element_spec),),
+                    model.name,
+                    FIT,
                 ) from error
             except BaseException:
                 self.on_train_end()
@@ -206,8 +210,6 @@ class ExplainOutOfMemory(EveryKerasCallback):
             with Progress(name, PHASES) as progress, progress.phase(*PHASES):
                 self.report = explain(step, call.specs(None), name, error, door)
             text = str(self.report)
-        except StopIteration:
-            text = LAST_BATCH
         # Memory may run out here, too, and a step may be one that cannot be traced.
         except Exception as failure:
             text = f"What filled the memory is not known: {said(failure).text}"
@@ -222,7 +224,11 @@ def explain(
     """The report of a step that ran out of memory; `door` is the call that puts it under a
     budget."""
     device = devices.training_device()
+    specs = tf.nest.map_structure(partial(_sized, batch=SOME_BATCH), specs)
     paper = StepOnPaper(tf.function(step), specs, name)
+    if batch := _failed_batch(_requested(error), paper):
+        specs = tf.nest.map_structure(partial(_sized, batch=batch, known=paper.examples), specs)
+        paper = StepOnPaper(tf.function(step), specs, name)
     traced = paper.traced
     in_use = devices.bytes_in_use(device)
     others = max(0, in_use - traced.before_bytes)
@@ -248,6 +254,31 @@ def explain(
         tuple(ways[:WAYS_SHOWN]),
         tried,
     )
+
+
+def _sized(spec: tf.TensorSpec, *, batch: int, known: int | None = None) -> tf.TensorSpec:
+    """The spec with another batch, where its batch is the known one."""
+    if not spec.shape.rank or spec.shape[0] != known:
+        return spec
+    return tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype)
+
+
+def _failed_batch(requested: str, paper: StepOnPaper) -> int | None:
+    """The batch in whose step there is a tensor of the shape that did not fit; None where it is
+    that on paper, or not to be told."""
+    found = re.search(r"shape\[([\d,]+)\]", requested)
+    if not found:
+        return None
+    first, *rest = map(int, found[1].split(","))
+    sizes = [
+        output.shape[0]
+        for operation in paper.traced.flat.graph.get_operations()
+        for output in operation.outputs
+        if output.shape.rank == 1 + len(rest) and output.shape[1:] == rest and output.shape[0]
+    ]
+    times = paper.examples * first
+    batches = [times // size for size in sizes if times % size == 0]
+    return statistics.mode(batches) if batches and paper.examples not in batches else None
 
 
 def _kinds(traced: Any, used: Any, peak_bytes: int, others: int) -> list[tuple[str, int]]:

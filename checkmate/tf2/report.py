@@ -253,9 +253,10 @@ class Report:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
         lowest = floor(self.graph).bytes + self.memory.other_bytes
         found, gap = [], self.result.gap or 0.0
-        if gap > LONG_GAP:
+        # Of layers that are recomputed the bound counts only what is certain.
+        if gap > LONG_GAP and "recompute" not in self.result.rules:
             seconds = self.result.stats.seconds
-            how = f"give the solver more than {seconds:.0f} s (time_limit_s)"
+            how = f"give the solver more than {seconds:.2g} s (time_limit_s)"
             if not seconds:
                 how = "make one for this budget, without plan="
             found.append(f"A plan up to {gap:.1%} faster may exist: {how}.")

@@ -88,9 +88,10 @@ def check_exact(specs: Any) -> None:
     for spec in tf.nest.flatten(specs):
         refuse_text(spec.dtype)
         if not spec.shape.is_fully_defined():
+            what = "batch size" if spec.shape.rank and spec.shape[0] is None else "sizes"
             raise TraceError(
-                f"A plan is made for exact shapes, but {spec} leaves some open. Give the batch"
-                " size you train with."
+                f"A plan is made for exact shapes, but {spec} leaves some open. Give the {what} you"
+                " train with."
             )
 
 
@@ -143,6 +144,8 @@ def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         per_example = _known(keras.losses, loss, "loss")
         return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
     _refuse_class(loss, "loss")
+    if isinstance(loss, keras.optimizers.Optimizer):
+        raise TraceError("An optimizer stands where the loss belongs: the loss comes first.")
     if not callable(loss):
         raise TraceError(
             "A loss is a keras.losses.Loss, a function (label, prediction) -> scalar, or a name;"

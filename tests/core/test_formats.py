@@ -19,7 +19,7 @@ from checkmate.errors import LogError
 
 GRAPH = DFGraph(
     (
-        Op("a", output_bytes=8, kind="Conv2D"),
+        Op("a", output_bytes=8, kind="Conv2D", fused=("conv/a",)),
         Op("b", (0,), 2.5, 8, 16, True, False, in_place=(0,)),
         Op("c", (1,), 0, 8, control_deps=(0,), overwrites=(0,)),
     ),

@@ -75,6 +75,20 @@ def test_the_largest_open_dimension():
     assert answer("T4").largest_length is None
 
 
+def test_a_size_that_is_too_small_for_the_model_does_not_fit():
+    layers = keras.layers
+
+    def model():
+        sides = keras.Input([None, None, 3])
+        hidden = layers.Conv2D(8, 3, activation="relu")(layers.Conv2D(8, 3)(sides))
+        return keras.Model(sides, layers.Dense(3)(layers.GlobalAveragePooling2D()(hidden)))
+
+    batch = tf.TensorSpec([4, 1024, 1024, 3]), tf.TensorSpec([4, 3])
+    found = tf2.fits(model, "mse", "adam", *batch, device="64MB")
+    assert not found and 8 < found.plain_length <= found.largest_length < 1024
+    assert "batch of" not in found.refusal and "micro_batches" not in found.refusal
+
+
 def test_a_measured_device_is_what_compile_says(tmp_path):
     profile = profiled(tmp_path / "here.json")
     assert DeviceProfile.load(tmp_path / "here.json") == profile
@@ -129,6 +143,7 @@ def test_files_that_are_no_profiles(tmp_path, change, said):
         ("A200", "Did you mean H200 or A100"),
         ("80", "Did you mean '80GB'"),
         ("80 apples", "an amount of memory such as"),
+        ("6G", "Did you mean '6GiB'"),
         (None, "None"),
     ],
 )
@@ -138,8 +153,12 @@ def test_no_such_device(device, said):
 
 
 def test_an_open_batch_is_asked_for():
-    with pytest.raises(checkmate.TraceError, match="leaves some open"):
+    with pytest.raises(checkmate.TraceError, match=r"some open\. Give the batch size"):
         tf2.fits(net, "mse", "sgd", *specs(None), device="T4")
+    with pytest.raises(checkmate.TraceError, match="Keras 3 model; got str"):
+        tf2.fits("resnet50", "mse", "sgd", *specs(), device="T4")
+    with pytest.raises(TypeError, match="missing its label_spec"):
+        tf2.fits(net, "mse", "sgd", specs()[0], None, device="T4")
 
 
 def test_names_are_read_as_people_write_them():

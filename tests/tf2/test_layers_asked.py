@@ -9,7 +9,9 @@ from training import assert_equal, plain_step, state
 import checkmate
 from checkmate import tf2
 from checkmate.core.layer_names import layer_names
+from checkmate.solvers.layer_rules import ops_of_layers
 from checkmate.tf2 import device as devices
+from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -121,3 +123,19 @@ def test_the_largest_batch_holds_to_the_rules():
         verbose=False,
     )
     assert not {"hidden_0", "hidden_1", "hidden_2", "hidden_3"} & again(found.step)
+
+
+def test_a_convolution_that_runs_within_its_activation_has_its_own_name():
+    layers = keras.layers
+    model = keras.Sequential([keras.Input([16, 16, 3])])
+    for k in range(3):
+        model.add(layers.Conv2D(8, 3, name=f"conv_{k}"))
+        model.add(layers.ReLU(name=f"relu_{k}"))
+    model.add(layers.GlobalAveragePooling2D())
+    images, labels = tf.TensorSpec([8, 16, 16, 3]), tf.TensorSpec([8, 8])
+    traced = tf2.trace(*training_step(model, mse, "sgd", images, labels)[:1], images, labels)
+    graph = traced.graph
+    for layer in ("conv_1", "relu_1"):
+        (found,) = ops_of_layers(graph, [layer], "keep")
+        assert layer_names(graph)[found] == "relu_1"
+    assert len(ops_of_layers(graph, ["conv*"], "keep")) == 3

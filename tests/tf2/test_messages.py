@@ -11,7 +11,13 @@ import tensorflow as tf
 from dense import BATCH, batch_of, compiled, dense_model, planned, tf_strings
 
 import checkmate
-from checkmate import BudgetError, InfeasibleBudgetError, PlanFileError, TraceError
+from checkmate import (
+    BudgetError,
+    GraphError,
+    InfeasibleBudgetError,
+    PlanFileError,
+    TraceError,
+)
 from checkmate.errors import SolverUnavailableError
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 
@@ -237,6 +243,8 @@ TABLE = {
             (partial(untraced, time_limit_s=each), BudgetError, "time_limit_s is a number of sec")
             for each in (-1, NAN, "3")
         ),
+        (partial(door, "max_batch", max_overhead=1), TypeError, "Did you mean 'overhead_limit'?"),
+        (partial(untraced, keep=""), GraphError, "Layers are named by text"),
         *((partial(door, n, bugdet=1), TypeError, f"{n}() has no option 'bugdet'") for n in DOORS),
         *((partial(door, n, budget="6 apples"), BudgetError, "6 apples") for n in DOORS),
         *((partial(door, n, time_limit_s=-1), BudgetError, "number of seconds") for n in DOORS),
@@ -273,7 +281,7 @@ TABLE = {
             )
         ),
         (lambda: checkmate.tf2.release(dense_model()), TraceError, "not under a budget"),
-        (lambda: checkmate.tf2.rematerialize(undefined), TraceError, "model of Keras 3"),
+        (lambda: checkmate.tf2.rematerialize(undefined), TraceError, "Did you mean undefined()?"),
         (twice, TraceError, "already"),
         (with_its_own_train_function, TraceError, "itself"),
         (lambda: fitted(plainly, tf.ragged.constant([[1.0], [1.0, 2.0]])), TraceError, "to_tensor"),

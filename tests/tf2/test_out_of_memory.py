@@ -98,9 +98,13 @@ def test_other_errors_pass_and_training_is_as_it_was():
 
 @LIMITED
 @pytest.mark.slow
-def test_an_error_of_the_last_batch_is_raised():
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="no batch follows"):
-        net().fit(ROWS, LABELS, batch_size=2 * BATCH, verbose=0, callbacks=[ExplainOutOfMemory()])
+@pytest.mark.parametrize("left", [0, 8])
+def test_the_batch_that_failed_is_told_by_the_tensor_that_did_not_fit(left):
+    explain = ExplainOutOfMemory()
+    rows, labels = (np.concatenate([each, each[:left]]) for each in (ROWS, LABELS))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="Out of memory in"):
+        net().fit(rows, labels, batch_size=2 * BATCH, shuffle=False, verbose=0, callbacks=[explain])
+    assert dict(explain.report.kinds)["the batch"] == ROWS.nbytes + LABELS.nbytes
 
 
 @pytest.mark.usefixtures("tensorflow")

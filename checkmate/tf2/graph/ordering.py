@@ -180,13 +180,15 @@ def _with_early_updates(
     a variable waits until no later op can need a value that is recomputed from the old content."""
     position = {operation: k for k, operation in enumerate(order)}
     late = late_updates(flat, order, update)
-    key: dict[tf.Operation, tuple[int, int]] = {}
+    key: dict[tf.Operation, tuple[int, float]] = {}
     for operation in order:
         own = position[operation]
-        if operation in update and operation not in late:
+        if operation in update:
             waits_for = flat.order_deps[operation] | flat.overwritten.get(operation, set())
             earliest = max((key[o][0] for o in waits_for), default=0)
-            key[operation] = (max(earliest, hazards.get(operation, 0)), own)
+            earliest = max(earliest, own if operation in late else hazards.get(operation, 0))
+            # After the op there: a gradient that it waits for may have been moved to it.
+            key[operation] = (earliest, own if own >= earliest else earliest + 0.5)
         elif operation in paired:
             key[operation] = (position[paired[operation]], -1)
         else:

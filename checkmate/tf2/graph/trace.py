@@ -257,7 +257,27 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
         overwrites=others(chain.from_iterable(flat.overwritten.get(o, ()) for o in group)),
         kind="+".join(o.type for o in group),
         in_place=tuple(sorted({number[o] for o in makers})),
+        fused=_of_other_layers(group),
     )
+
+
+def _of_other_layers(group: Group) -> tuple[str, ...]:
+    """Names of what runs within the last op of a group under another scope. TensorFlow's graph
+    optimizer fuses products under the name of what comes last; the product's scope is that of its
+    weight."""
+    names = [o.name for o in group]
+    for operation in group:
+        if operation.type.startswith("_Fused"):
+            weight = operation.inputs[1].op
+            while weight.type in CONVERSIONS:
+                weight = weight.inputs[0].op
+            if weight.type == "ReadVariableOp":
+                names.append(weight.name)
+    own = group[-1].name.rpartition("/")[0]
+    return tuple(n for n in dict.fromkeys(names) if not own.startswith(n.rpartition("/")[0]))
+
+
+CONVERSIONS = ("Cast", "Reshape", "Squeeze", "Transpose", "Identity")
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:

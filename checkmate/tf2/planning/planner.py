@@ -195,7 +195,8 @@ def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
     plain_rise = plain_peak_bytes - memory.fixed_bytes
     corrected = plain_peak_bytes + int((task.request.correction - 1) * plain_rise)
     largest = max(op.output_bytes for op in costs.graph.ops)
-    spread = max(int(TUNING.plain_spread * plain_rise), TUNING.plain_values * largest)
+    share = TUNING.paper_spread if task.paper_bytes else TUNING.plain_spread
+    spread = max(int(share * plain_rise), TUNING.plain_values * largest)
     reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
     return corrected + max(spread, reserve) <= memory.limit_bytes
 

@@ -266,6 +266,11 @@ class Refusal:
         return "".join(f", {each}" for each in named)
 
     def _advice(self, needed_bytes: int) -> str:
+        if self.search.task.paper_bytes:
+            if self.smallest_bytes is None:
+                return ""
+            smallest = format_bytes(self.smallest_bytes)
+            return f"The smallest budget that a plan was found for is {smallest}."
         smaller = self._smaller_batch(needed_bytes)
         if self.smallest_bytes is None or self.smallest_bytes <= self.search.memory.limit_bytes:
             return f"Raise the budget{smaller}"
@@ -310,5 +315,6 @@ class Refusal:
         except CheckmateError:
             return None
         least = floor(single_graph).bytes + memory.other_bytes
+        least -= memory.next_batch_bytes - memory.next_batch_bytes // batch
         per_example = max(TUNING.batch_margin * (needed_bytes - least) / (batch - 1), 1)
         return max(0, min(batch - 1, 1 + int((self.search.limit_bytes - least) // per_example)))

@@ -179,10 +179,13 @@ class RunningStep:
             said = f" These variables may have changed: {listed}." if changed else ""
             if effects:
                 said += f" These side effects may have happened: {', '.join(effects[:5])}."
+            cure = "give a smaller budget"
+            if self.planned.result is None:  # no plan was found, or none was needed
+                cure = 'use a smaller batch, or slices of it: micro_batches="auto"'
             raise tf.errors.ResourceExhaustedError(
                 error.node_def,
                 error.op,
                 f"{error.message}\n{self._name!r} ran out of memory within the budget of"
                 f" {format_bytes(self._budget)}, in a step that cannot be undone.{said} Restore a"
-                " checkpoint, and give a smaller budget.",
+                f" checkpoint, and {cure}.",
             ) from error

@@ -12,6 +12,7 @@ from keras_models import unet
 from tracing import VALUE_BYTES, N, kinds, op_of, squared_error, traced, training, types
 
 from checkmate import Plan, TraceError, replay
+from checkmate.tf2 import trace
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.training_step import training_step
 
@@ -297,6 +298,16 @@ def test_the_gradients_of_a_filter_and_its_bias_are_one_op():
     assert {"BiasAddGrad", "Conv2DBackpropFilter"} <= {
         operation.type for values in found.values for operation in values
     }
+
+
+def test_an_update_follows_a_gradient_of_a_bias_that_was_moved():
+    """An update that waits for the end stood where it was, and its gradient came after it."""
+    layers, images, labels = keras.layers, tf.TensorSpec((64, 1, 1, 3)), tf.TensorSpec((64, 10))
+    hidden = [layers.Conv2D(width, 3, padding="same", activation="relu") for width in (16, 32)]
+    ends = [layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    model = keras.Sequential([keras.Input((1, 1, 3)), *hidden, *ends])
+    step, specs = training_step(model, "mse", "adam", images, labels)
+    assert trace(step, *specs).graph  # whose ops refer to ops before them only
 
 
 def test_an_update_that_would_set_the_peak_waits_for_the_activations_to_go():
