@@ -162,7 +162,7 @@ WHAT: dict[str, Callable[..., dict[str, Any]]] = {
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row under `COLUMNS`."""
     if "error" in row:
-        return (row["model"], row["error"][:110])
+        return (row["model"], row["error"][:40])
     peaks = [
         *(f"plain{each}_bytes" for each in ("", "_predicted", "_measured")),
         "budget_bytes",

@@ -273,8 +273,9 @@ def _of_other_layers(group: Group) -> tuple[str, ...]:
                 weight = weight.inputs[0].op
             if weight.type == "ReadVariableOp":
                 names.append(weight.name)
-    own = group[-1].name.rpartition("/")[0]
-    return tuple(n for n in dict.fromkeys(names) if not own.startswith(n.rpartition("/")[0]))
+    own = group[-1].name
+    scopes = {name: name.rpartition("/")[0] for name in names}
+    return tuple(n for n, scope in scopes.items() if scope and not own.startswith(f"{scope}/"))
 
 
 CONVERSIONS = ("Cast", "Reshape", "Squeeze", "Transpose", "Identity")

@@ -28,7 +28,7 @@ class SearchTuning:
       plain_spread: The share of its activations by which the plain step, whose ops run in an order
         that differs from step to step, may take more than is predicted.
       paper_spread: The same for a device that is not here, where no step confirms it: by `python -m
-        benchmarks fits`, up to 0.28.
+        benchmarks fits`, up to 0.29.
       plain_values: How many of its largest values it may take more, where that is more.
       min_time_s, time_per_op_s: The solver's time for a plan, at least and for each op of the
         graph, unless the user gives one.
