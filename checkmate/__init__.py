@@ -84,6 +84,6 @@ def __getattr__(name: str):
     if name == "simulate":
         return importlib.import_module("checkmate.dtr.simulator").simulate
     names = [*__all__, *(f"tf2.{door}" for door in _DOORS)]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(name, names, n=1)
     hint = f". Did you mean checkmate.{close[0]}?" if close else ""
     raise AttributeError(f"module 'checkmate' has no attribute {name!r}{hint}")

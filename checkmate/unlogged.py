@@ -5,14 +5,31 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+
+_LOCKS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 @contextmanager
 def unlogged(descriptor: int, words: Collection[bytes]) -> Iterator[None]:
     """Leaves out lines with any of the words from a file descriptor: 1 is standard output, 2
-    standard error. All others are written when the block ends."""
+    standard error. All others are written when the block ends. Of several threads the first one
+    does so for all, until its own block ends."""
+    if not _LOCKS[descriptor].acquire(blocking=False):
+        yield
+        return
+    try:
+        with _unlogged(descriptor, words):
+            yield
+    finally:
+        _LOCKS[descriptor].release()
+
+
+@contextmanager
+def _unlogged(descriptor: int, words: Collection[bytes]) -> Iterator[None]:
     libc = ctypes.CDLL(None) if os.name == "posix" else None
     with tempfile.TemporaryFile() as kept:
         try:

@@ -39,6 +39,10 @@ LARGEST, LENGTH_SHARE, BATCH_S, SMALLER = 1 << 16, 0.05, 1.0, 0.04
 step is traced anew; seconds for the plan of each batch; by which share the next is smaller where a
 batch does not fit."""
 
+LENGTH_UNIT = 32
+"""Lengths are multiples of the power of two in the given one, up to this: models that halve their
+sides and double them again take no others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fits:
@@ -226,6 +230,11 @@ def step_fits(
     with _showing(request, f"a batch of {_batch(specs)}"):
         traced = traced or trace(step, *specs, name=name)
         answer = _planned(request, traced, specs, profile)
+    if answer.budget_bytes > profile.memory_bytes:
+        raise BudgetError(
+            f"A budget of {format_bytes(answer.budget_bytes)} is more than the"
+            f" {format_bytes(profile.memory_bytes)} of {profile.name}."
+        )
     if not largest:
         return answer
     request = replace(request, options=replace(options, budget=answer.budget_bytes))
@@ -334,16 +343,19 @@ def _largest_lengths(
         return None
     size, at = found
     request = replace(request, explains=False)
+    unit = min(LENGTH_UNIT, size & -size)
 
     def search(fits: Callable[[Any], bool], known: int = 0) -> int:
-        def fits_at(length: int) -> bool:
-            with _showing(request, f"a size of {length}"):
+        def fits_at(units: int) -> bool:
+            with _showing(request, f"a size of {units * unit}"):
                 try:
-                    return fits(at(length))
+                    return fits(at(units * unit))
                 except TraceError:  # too small for the model
                     return False
 
-        return largest_near(fits_at, max(size, known), LARGEST, known=known, share=LENGTH_SHARE)
+        known //= unit
+        guess = max(size // unit, known)
+        return unit * largest_near(fits_at, guess, LARGEST // unit, known=known, share=LENGTH_SHARE)
 
     plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
     return plain, search(lambda specs: bool(_at(request, specs, profile)), plain)

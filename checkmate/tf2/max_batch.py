@@ -33,7 +33,7 @@ from checkmate.tf2.memory.budget import (
     argument_bytes,
     other_bytes_in_use,
 )
-from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.options import PlanKeywords, PlanOptions, is_count
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.planning.solver_calls import time_limit
@@ -313,7 +313,7 @@ def max_batch(
       ... )
     """
     asked = PlanOptions.of("max_batch", budget, options, _REFUSED, ("overhead_limit", "largest"))
-    _check(asked, overhead_limit)
+    _check(asked, overhead_limit, largest)
     refuse_missing("max_batch", loss, optimizer, label_spec)
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
     function, specs = training_step(model, loss, optimizer, *specs)
@@ -332,7 +332,9 @@ _REFUSED = {
 }
 
 
-def _check(asked: PlanOptions, overhead_limit: float | str | None) -> None:
+def _check(asked: PlanOptions, overhead_limit: float | str | None, largest: int) -> None:
+    if not is_count(largest):
+        raise BudgetError(f"largest is a whole number of at least 1; got {largest!r}.")
     is_number = isinstance(overhead_limit, (int, float)) and overhead_limit >= 1
     if overhead_limit not in (None, "forward") and not is_number:
         raise BudgetError(

@@ -114,12 +114,12 @@ class PlanOptions:
                 f"There is no plan file {self.plan}; `save` writes one. To have plans stored and"
                 " found, name a folder, which is made where it is missing."
             )
-        if self.batch_size is not None and not _is_count(self.batch_size):
+        if self.batch_size is not None and not is_count(self.batch_size):
             raise TraceError(
                 "batch_size is the largest batch that will come, a whole number of at least 1; got"
                 f" {self.batch_size!r}."
             )
-        if self.micro_batches != "auto" and not _is_count(self.micro_batches):
+        if self.micro_batches != "auto" and not is_count(self.micro_batches):
             raise TraceError(
                 "micro_batches is the number of slices in which a batch runs, a whole number of at"
                 f' least 1, or "auto"; got {self.micro_batches!r}.'
@@ -171,5 +171,6 @@ class PlanOptions:
         return self.budget, solver, cost_model, self.time_limit_s, *micro_batches, *rules
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """True for a whole number of at least 1."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from checkmate.core.replay import replay
-from checkmate.errors import CheckmateError
+from checkmate.errors import CheckmateError, TraceError
 from checkmate.plot.usage import PARTS, layers, usage
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
@@ -224,9 +224,13 @@ def explain(
     """The report of a step that ran out of memory; `door` is the call that puts it under a
     budget."""
     device = devices.training_device()
+    is_open = any(spec.shape.rank and spec.shape[0] is None for spec in tf.nest.flatten(specs))
     specs = tf.nest.map_structure(partial(_sized, batch=SOME_BATCH), specs)
     paper = StepOnPaper(tf.function(step), specs, name)
-    if batch := _failed_batch(_requested(error), paper):
+    batch = _failed_batch(_requested(error), paper, is_open)
+    if is_open and batch is None:
+        raise TraceError("no batch follows the one that failed.")
+    if batch:
         specs = tf.nest.map_structure(partial(_sized, batch=batch, known=paper.examples), specs)
         paper = StepOnPaper(tf.function(step), specs, name)
     traced = paper.traced
@@ -263,9 +267,9 @@ def _sized(spec: tf.TensorSpec, *, batch: int, known: int | None = None) -> tf.T
     return tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype)
 
 
-def _failed_batch(requested: str, paper: StepOnPaper) -> int | None:
-    """The batch in whose step there is a tensor of the shape that did not fit; None where it is
-    that on paper, or not to be told."""
+def _failed_batch(requested: str, paper: StepOnPaper, is_other: bool) -> int | None:
+    """The batch in whose step there is a tensor of the shape that did not fit; None where it may be
+    that on paper, unless it is another one, or is not to be told."""
     found = re.search(r"shape\[([\d,]+)\]", requested)
     if not found:
         return None
@@ -278,7 +282,8 @@ def _failed_batch(requested: str, paper: StepOnPaper) -> int | None:
     ]
     times = paper.examples * first
     batches = [times // size for size in sizes if times % size == 0]
-    return statistics.mode(batches) if batches and paper.examples not in batches else None
+    others = [each for each in batches if each != paper.examples]
+    return statistics.mode(others) if others and (is_other or others == batches) else None
 
 
 def _kinds(traced: Any, used: Any, peak_bytes: int, others: int) -> list[tuple[str, int]]:

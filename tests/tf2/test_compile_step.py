@@ -19,6 +19,7 @@ from training import assert_equal, plain_step, state
 
 import checkmate
 from checkmate import DFGraph, Plan, replay
+from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory import available
 from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.training_step import training_step
@@ -285,3 +286,27 @@ def test_a_log_without_a_terminal_gets_a_line_about_the_plan(capfd):
     assert line.splitlines()[-1].startswith(f"{step.report().name}: {step.report().in_a_line()} (")
     compiled(verbose=False)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("optimizer_on")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("side", [1, 2])
+def test_one_example_of_one_pixel(optimizer, side):
+    """Where axes have one element, small ops stand between the ops of a group."""
+    layers, batch = keras.layers, (tf.ones([1, side, side, 3]), tf.ones([1, 1]))
+
+    def made():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((side, side, 3))
+        values = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(inputs))
+        model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(values)))
+        own = keras.optimizers.get(optimizer)
+        return training_step(model, "mse", own, *batch), (model, own)
+
+    (function, specs), ours = made()
+    (plain, _), theirs = made()
+    traced = checkmate.tf2.trace(function, *specs)
+    step, expected = Replayed(traced, Plan.keep_all(traced.graph)), tf.function(plain)
+    for _ in range(2):
+        assert_equal(step(*batch), expected(*batch))
+    assert_equal(state(*ours), state(*theirs))

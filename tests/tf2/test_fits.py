@@ -75,6 +75,26 @@ def test_the_largest_open_dimension():
     assert answer("T4").largest_length is None
 
 
+def test_a_budget_above_the_device_s_memory():
+    with pytest.raises(checkmate.BudgetError, match=r"100.00 GiB is more than the 14.90 GiB of T4"):
+        answer("T4", budget="100GiB", largest=False)
+
+
+@pytest.mark.slow
+def test_sizes_that_can_be_halved():
+    layers = keras.layers
+
+    def model():
+        sides = keras.Input([None, None, 8])
+        down = layers.MaxPooling2D()(layers.Conv2D(8, 3, padding="same")(sides))
+        up = layers.UpSampling2D()(layers.Conv2D(8, 3, padding="same")(down))
+        return keras.Model(sides, layers.Conv2D(1, 1)(layers.Concatenate()([up, sides])))
+
+    batch = tf.TensorSpec([2, 32, 32, 8]), tf.TensorSpec([2, 32, 32, 1])
+    found = tf2.fits(model, "mse", "sgd", *batch, device="64MiB")
+    assert 128 < found.plain_length <= found.largest_length
+
+
 def test_a_size_that_is_too_small_for_the_model_does_not_fit():
     layers = keras.layers
 
@@ -144,6 +164,7 @@ def test_files_that_are_no_profiles(tmp_path, change, said):
         ("80", "Did you mean '80GB'"),
         ("80 apples", "an amount of memory such as"),
         ("6G", "Did you mean '6GiB'"),
+        ("3KiB", "has 3.00 KiB only.$"),
         (None, "None"),
     ],
 )

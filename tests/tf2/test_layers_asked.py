@@ -125,6 +125,7 @@ def test_the_largest_batch_holds_to_the_rules():
     assert not {"hidden_0", "hidden_1", "hidden_2", "hidden_3"} & again(found.step)
 
 
+@pytest.mark.usefixtures("optimizer_on")
 def test_a_convolution_that_runs_within_its_activation_has_its_own_name():
     layers = keras.layers
     model = keras.Sequential([keras.Input([16, 16, 3])])

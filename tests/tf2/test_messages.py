@@ -236,6 +236,7 @@ TABLE = {
         (partial(largest, budget="50%"), BudgetError, ""),
         (partial(largest, budget="6MiB", overhead_limit="some"), BudgetError, ""),
         (partial(largest, budget="6MiB", overhead_limit=0.2), BudgetError, ""),
+        (partial(largest, budget="6MiB", largest=10.5), BudgetError, "whole number of at least 1"),
         (lambda: largest(labels=tf.TensorSpec([]), budget="6MiB"), (BudgetError, TraceError), ""),
     ],
     "options": [

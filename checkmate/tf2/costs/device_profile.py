@@ -79,9 +79,8 @@ class DeviceProfile:
                 " amount of memory such as '80GB', or a .json file of `checkmate profile`."
             ) from error
         if memory < LEAST_BYTES:
-            raise BudgetError(
-                f"A device of {text} has {format_bytes(memory)}. Did you mean '{text}GB'?"
-            )
+            hint = f" Did you mean '{text}GB'?" if str(text).isdigit() else ""
+            raise BudgetError(f"A device of {text} has {format_bytes(memory)} only.{hint}")
         return cls("a device of this memory", memory, NAMED[OTHER].with_tf32)
 
     @classmethod

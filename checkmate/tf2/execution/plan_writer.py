@@ -47,9 +47,10 @@ class PlanWriter:
     def evaluate(self, i: int) -> None:
         values, group = self.values, self.traced.groups[i]
         # First what the group needs: its ops may run within one kernel, which no op can divide.
-        for operation in group:
+        for k, operation in enumerate(group):
             for tensor in (*operation.inputs, *self._small_biases(operation)):
-                values.prepare(tensor)
+                if not values.depends_on(tensor, group[:k]):
+                    values.prepare(tensor)
             for reader in values.pending_readers(operation):
                 values.made(reader)
         inputs: list[str] = []  # of the next op, if it is paired with the one before

@@ -128,6 +128,19 @@ class Values:
         elif role is not Role.SHAPE or static_shape(operation, tensor.value_index) is None:
             self.made(operation)
 
+    def depends_on(self, tensor: tf.Tensor, operations: Sequence[tf.Operation]) -> bool:
+        """Whether a tensor, or an op before it that runs once, follows one of these planned ops."""
+        before, seen = [source_of(tensor).op] if operations else [], set[tf.Operation]()
+        while before:
+            operation = before.pop()
+            if operation in operations:
+                return True
+            if operation not in seen and self.runs_once(operation) and not self._exists(operation):
+                before += (source_of(each).op for each in operation.inputs)
+                before += operation.control_inputs
+            seen.add(operation)
+        return False
+
     def made(self, operation: tf.Operation) -> str:
         """The name of the copy of an op that runs once, written now if need be; for a planned op,
         of its latest evaluation."""

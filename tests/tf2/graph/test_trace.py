@@ -300,6 +300,7 @@ def test_the_gradients_of_a_filter_and_its_bias_are_one_op():
     }
 
 
+@pytest.mark.usefixtures("optimizer_on")
 def test_an_update_follows_a_gradient_of_a_bias_that_was_moved():
     """An update that waits for the end stood where it was, and its gradient came after it."""
     layers, images, labels = keras.layers, tf.TensorSpec((64, 1, 1, 3)), tf.TensorSpec((64, 10))
