@@ -164,7 +164,9 @@ def test_the_readme_s_graph_example():
 
 @pytest.mark.slow
 def test_the_readme_s_training_example():
-    printed = python("-c", block("example: fit"))
+    report = "print(checkmate.tf2.planned(model).report())"
+    assert f"`{report}`" in README.read_text(encoding="utf-8")
+    printed = python("-c", block("example: fit") + report)
     assert "trains in" in printed and "measured in 4 steps" in printed
 
 

@@ -57,10 +57,10 @@ def test_training_compares_every_way_with_plain_steps():
     assert others[-1]["loss_difference"] < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_backends_are_compared_with_plain_steps_of_tensorflow():
     *ways, planned = rows_of(
-        *("backends", "mobilenet_ln", "--batch", 8, "--steps", 2, "--budgets", "60%"),
+        *("backends", "encoder", "--batch", 8, "--steps", 2, "--budgets", "60%"),
         *("--backends", "tensorflow"),
     )
     assert [row["way"] for row in ways] == ["plain", "scope", "segments"]
