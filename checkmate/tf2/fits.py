@@ -6,7 +6,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from checkmate.tf2.max_batch import (
     largest_near,
     sized,
 )
+from checkmate.tf2.micro_batches.slices import examples_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.planner import fits_unchanged, measured, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
@@ -227,7 +227,7 @@ def step_fits(
     if options.budget == "auto":
         options = replace(options, budget=profile.budget_bytes)
     request = PlanRequest(step, name, options, progress=progress)
-    with _showing(request, f"a batch of {_batch(specs)}"):
+    with request.phase(f"a batch of {examples_of(specs)}"):
         traced = traced or trace(step, *specs, name=name)
         answer = _planned(request, traced, specs, profile)
     if answer.budget_bytes > profile.memory_bytes:
@@ -246,7 +246,7 @@ def step_fits(
 
 def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: DeviceProfile) -> Fits:
     task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
-    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, _batch(specs), 0)
+    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, examples_of(specs), 0)
     try:
         report = new_plan(task).report
     except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
@@ -269,14 +269,6 @@ def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: Devi
     )
 
 
-def _batch(specs: Any) -> int:
-    return int(max(spec.shape[0] for spec in tf.nest.flatten(specs) if spec.shape.rank))
-
-
-def _showing(request: PlanRequest, phase: str) -> AbstractContextManager[None]:
-    return request.progress.phase(phase) if request.progress else nullcontext()
-
-
 def _with_largest_batches(
     answer: Fits, request: PlanRequest, specs: Any, profile: DeviceProfile
 ) -> Fits:
@@ -285,7 +277,7 @@ def _with_largest_batches(
     ones where they do not fit."""
     options, cost_model = request.options, request.options.cost_model
     try:
-        with _showing(request, TWO_BATCHES):
+        with request.phase(TWO_BATCHES):
             small = sized(specs, SMALL_BATCH)
             growth = GraphGrowth.of(request.step, small, request.name, cost_model, on_paper=True)
     except BudgetError:
@@ -303,7 +295,7 @@ def _with_largest_batches(
 
     def settled(batch: int, needs: Callable[[int], int | None], known: int = 0) -> int:
         while batch > known:
-            with _showing(request, f"a batch of {batch}"):
+            with request.phase(f"a batch of {batch}"):
                 needed = needs(batch)
             if needed is None:
                 return batch
@@ -347,7 +339,7 @@ def _largest_lengths(
 
     def search(fits: Callable[[Any], bool], known: int = 0) -> int:
         def fits_at(units: int) -> bool:
-            with _showing(request, f"a size of {units * unit}"):
+            with request.phase(f"a size of {units * unit}"):
                 try:
                     return fits(at(units * unit))
                 except TraceError:  # too small for the model

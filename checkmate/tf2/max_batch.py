@@ -359,7 +359,6 @@ class BatchSearch:
         self, request: PlanRequest, growth: GraphGrowth, overhead_limit: float | str | None = None
     ):
         self._request, self._growth, self._overhead_limit = request, growth, overhead_limit
-        self._progress = request.progress or Progress(request.name, enabled=False)
         device, budget = devices.training_device(), request.options.budget
         self._budget_bytes = auto_budget(device) if budget == "auto" else parse_bytes(budget)
         self._step_bytes = self._budget_bytes - growth.other_bytes
@@ -393,7 +392,7 @@ class BatchSearch:
         plain = largest_fitting(self._plain_fits, largest)
         batch = largest_fitting(self._fits, largest, known=plain, share=TWENTIETH)
         for _ in range(MOST_ROUNDS):
-            with self._progress.phase(f"measuring a batch of {batch}"):
+            with self._request.phase(f"measuring a batch of {batch}"):
                 growth = self._growth.remeasured(batch)
             if growth is self._growth:
                 break
@@ -433,22 +432,23 @@ class BatchSearch:
 
     def _plain_fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
-        return self._growth.plain_peak_bytes(graph) <= self._target(graph, batch)
+        plain = self._growth.plain_peak_bytes(graph)
+        return plain <= self._target(graph, batch, plain)
 
-    def _target(self, graph: DFGraph, batch: int) -> int:
+    def _target(self, graph: DFGraph, batch: int, plain_peak_bytes: int) -> int:
         """The budget of ops, less next batches and a reserve for the allocator's overhead."""
-        plain, one = self._growth.plain_peak_bytes(graph), int(batch * self._growth.example_bytes)
-        step_bytes = self._step_bytes - (ahead(BATCHES_MADE, one, plain) if one else 0)
+        one = int(batch * self._growth.example_bytes)
+        step_bytes = self._step_bytes - ahead(BATCHES_MADE, one, plain_peak_bytes)
         activations = max(0, step_bytes - graph.fixed_bytes)
         return step_bytes - int(self._reserve_share * activations)
 
     def _fits(self, batch: int) -> bool:
-        with self._progress.phase(f"a batch of {batch}, on paper"):
+        with self._request.phase(f"a batch of {batch}, on paper"):
             return self._fits_on_paper(batch)
 
     def _fits_on_paper(self, batch: int) -> bool:
         graph = self._growth.at(batch)
-        target = self._target(graph, batch)
+        target = self._target(graph, batch, self._growth.plain_peak_bytes(graph))
         if floor(graph).bytes > target:
             self.tried.append((batch, "below the floor"))
             return False
@@ -479,7 +479,7 @@ class BatchSearch:
             options = replace(options, cost_model=self._growth.cost_model(batch))
         asked = replace(request, options=options, explains=False)
         try:
-            with self._progress.phase(f"a batch of {batch}"):
+            with self._request.phase(f"a batch of {batch}"):
                 step: PlannedStep = PlannedStep(asked, sized(specs, batch))
         except InfeasibleBudgetError as error:
             found = type(error).__name__

@@ -8,7 +8,6 @@ import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import keras
@@ -208,7 +207,7 @@ class ExplainOutOfMemory(EveryKerasCallback):
                 return function(*template.with_tensors(tensors)[0])
 
             with Progress(name, PHASES) as progress, progress.phase(*PHASES):
-                self.report = explain(step, call.specs(None), name, error, door)
+                self.report = explain(step, call.specs, name, error, door)
             text = str(self.report)
         # Memory may run out here, too, and a step may be one that cannot be traced.
         except Exception as failure:
@@ -219,29 +218,29 @@ class ExplainOutOfMemory(EveryKerasCallback):
 
 
 def explain(
-    step: Callable[..., Any], specs: tuple[Any, ...], name: str, error: Any, door: str
+    step: Callable[..., Any],
+    specs: Callable[[int | None], tuple[tf.TensorSpec, ...]],
+    name: str,
+    error: Any,
+    door: str,
 ) -> OutOfMemoryReport:
-    """The report of a step that ran out of memory; `door` is the call that puts it under a
-    budget."""
+    """The report of a step that ran out of memory; `specs` are those of its arguments for a batch,
+    `door` is the call that puts it under a budget."""
     device = devices.training_device()
-    is_open = any(spec.shape.rank and spec.shape[0] is None for spec in tf.nest.flatten(specs))
-    specs = tf.nest.map_structure(partial(_sized, batch=SOME_BATCH), specs)
-    paper = StepOnPaper(tf.function(step), specs, name)
+    is_open = any(not spec.shape.is_fully_defined() for spec in specs(None))
+    paper = StepOnPaper(tf.function(step), specs(SOME_BATCH if is_open else None), name)
     batch = _failed_batch(_requested(error), paper, is_open)
     if is_open and batch is None:
         raise TraceError("no batch follows the one that failed.")
     if batch:
-        specs = tf.nest.map_structure(partial(_sized, batch=batch, known=paper.examples), specs)
-        paper = StepOnPaper(tf.function(step), specs, name)
+        paper = StepOnPaper(tf.function(step), specs(batch), name)
     traced = paper.traced
     in_use = devices.bytes_in_use(device)
     others = max(0, in_use - traced.before_bytes)
     budget = auto_budget(device)
     profile = DeviceProfile(devices.describe(device), budget - others, rates_of(device))
     options = PlanOptions(budget=max(1, budget - others), time_limit_s=PLAN_S, verbose=False)
-    found = step_fits(
-        tf.function(step), specs, name, profile, options, largest=False, traced=traced
-    )
+    found = step_fits(paper.step, paper.specs, name, profile, options, largest=False, traced=traced)
     graph = with_costs(traced, "roofline")
     used = usage(graph, traced.plain_plan())
     kinds = _kinds(traced, used, found.plain_peak_bytes, others)
@@ -258,13 +257,6 @@ def explain(
         tuple(ways[:WAYS_SHOWN]),
         tried,
     )
-
-
-def _sized(spec: tf.TensorSpec, *, batch: int, known: int | None = None) -> tf.TensorSpec:
-    """The spec with another batch, where its batch is the known one."""
-    if not spec.shape.rank or spec.shape[0] != known:
-        return spec
-    return tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype)
 
 
 def _failed_batch(requested: str, paper: StepOnPaper, is_other: bool) -> int | None:

@@ -134,8 +134,8 @@ def test_a_convolution_that_runs_within_its_activation_has_its_own_name():
         model.add(layers.ReLU(name=f"relu_{k}"))
     model.add(layers.GlobalAveragePooling2D())
     images, labels = tf.TensorSpec([8, 16, 16, 3]), tf.TensorSpec([8, 8])
-    traced = tf2.trace(*training_step(model, mse, "sgd", images, labels)[:1], images, labels)
-    graph = traced.graph
+    step, specs = training_step(model, mse, "sgd", images, labels)
+    graph = tf2.trace(step, *specs).graph
     for layer in ("conv_1", "relu_1"):
         (found,) = ops_of_layers(graph, [layer], "keep")
         assert layer_names(graph)[found] == "relu_1"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
@@ -72,8 +71,7 @@ class DeviceProfile:
             memory = parse_bytes(text)
         except BudgetError as error:
             close = difflib.get_close_matches(str(text).upper(), NAMED, n=2)
-            meant = re.search(r" Did you mean .*?\?", str(error))
-            hint = f" Did you mean {' or '.join(close)}?" if close else meant[0] if meant else ""
+            hint = f" Did you mean {' or '.join(close)}?" if close else f" {error}"
             raise BudgetError(
                 f"There is no device {text!r}.{hint} A device is one of {', '.join(NAMED)}, an"
                 " amount of memory such as '80GB', or a .json file of `checkmate profile`."

@@ -19,9 +19,9 @@ from checkmate.tf2.execution.results import Results
 from checkmate.tf2.execution.sequential import edge_from
 from checkmate.tf2.execution.values import Values
 from checkmate.tf2.graph.graph_writer import RESHAPE
-from checkmate.tf2.graph.operations import reads_variable, role_of, source_of
+from checkmate.tf2.graph.operations import source_of, variable_read
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.ops.rule import Fusion, Role
+from checkmate.tf2.ops.rule import Fusion
 from checkmate.tf2.ops.table import rule_of
 
 SCOPE, EVALUATION_MARK = "planned", "/evaluation_"
@@ -114,7 +114,7 @@ class PlanWriter:
             for reader in product.outputs[0].consumers()
             if rule_of(reader.type).fusion is Fusion.BIAS and reader not in planned
         ]
-        return [bias for bias in biases if _is_weight(bias, planned)]
+        return [bias for bias in biases if variable_read(bias, planned)]
 
     def _paired_filter_gradient(
         self, gradient: tf.Operation, following: Sequence[tf.Operation]
@@ -146,12 +146,3 @@ class PlanWriter:
         writer = self.values.writer
         shape = writer.constant((-1, tensor.shape[-1]), tf.int32)
         return writer.add(RESHAPE, [name, shape], tensor.dtype, name="reshaped")
-
-
-def _is_weight(tensor: tf.Tensor, planned: set[tf.Operation]) -> bool:
-    """True for what is read from a variable, in any shape or precision, without a planned op."""
-    operation = source_of(tensor).op
-    converts = role_of(operation) is Role.VIEW or rule_of(operation.type).casts
-    if converts and operation not in planned:
-        return _is_weight(operation.inputs[0], planned)
-    return reads_variable(operation)

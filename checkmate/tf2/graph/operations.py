@@ -3,6 +3,7 @@ table of op types in `ops`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +49,17 @@ def source_of(tensor: tf.Tensor) -> tf.Tensor:
     while role_of(tensor.op) is Role.ALIAS:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def variable_read(tensor: tf.Tensor, without: Collection[tf.Operation] = ()) -> tf.Operation | None:
+    """The read of the variable that a tensor is, in any shape or precision and made without some
+    ops; None where it is none."""
+    operation = source_of(tensor).op
+    if operation not in without and (
+        role_of(operation) is Role.VIEW or rule_of(operation.type).casts
+    ):
+        return variable_read(operation.inputs[0], without)
+    return operation if reads_variable(operation) else None
 
 
 def can_be_copied(dtype: tf.DType) -> bool:

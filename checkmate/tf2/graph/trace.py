@@ -26,11 +26,12 @@ from checkmate.tf2.graph.fusing import Group, values_of
 from checkmate.tf2.graph.graph_writer import argument_tensors
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.inline import inline
-from checkmate.tf2.graph.operations import is_loop
+from checkmate.tf2.graph.operations import is_loop, variable_read
 from checkmate.tf2.graph.ordering import arrange
 from checkmate.tf2.graph.simplify import simplify
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.variables import variables_of
+from checkmate.tf2.ops.table import rule_of
 
 
 class AlreadyTraced:
@@ -265,20 +266,12 @@ def _of_other_layers(group: Group) -> tuple[str, ...]:
     """Names of what runs within the last op of a group under another scope. TensorFlow's graph
     optimizer fuses products under the name of what comes last; the product's scope is that of its
     weight."""
-    names = [o.name for o in group]
-    for operation in group:
-        if operation.type.startswith("_Fused"):
-            weight = operation.inputs[1].op
-            while weight.type in CONVERSIONS:
-                weight = weight.inputs[0].op
-            if weight.type == "ReadVariableOp":
-                names.append(weight.name)
+    fused = (o for o in group if rule_of(o.type).from_optimizer)
+    reads = (variable_read(tensor) for o in fused for tensor in o.inputs)
+    names = [o.name for o in (*group, *reads) if o is not None]
     own = group[-1].name
     scopes = {name: name.rpartition("/")[0] for name in names}
     return tuple(n for n, scope in scopes.items() if scope and not own.startswith(f"{scope}/"))
-
-
-CONVERSIONS = ("Cast", "Reshape", "Squeeze", "Transpose", "Identity")
 
 
 def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:

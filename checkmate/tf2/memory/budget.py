@@ -35,13 +35,13 @@ def bytes_ahead(traced: TracedStep, batches: int) -> int:
     taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
     from_iterators = sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
     one = argument_bytes(traced) + from_iterators
-    if not batches or not one:
-        return 0
     return ahead(batches, one, replay(traced.graph, traced.plain_plan()).peak_bytes)
 
 
 def ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:
     """The bytes that are set aside for batches: for more than asked for if they are small."""
+    if not batches or not batch_bytes:
+        return 0
     cheap = int(SMALL_SHARE * plain_peak_bytes) // batch_bytes
     return max(batches, min(batches + MORE_BATCHES, cheap)) * batch_bytes
 

@@ -68,7 +68,7 @@ class MicroBatchPlanner(Planner):
                     stored = inner._stored(task, plain, path)
                     planned = stored or inner._new(task, plain)
                 planned = _timed(planned, task.clock)
-                if not request.is_part:
+                if not request.whole:
                     progress.done(planned.report.in_a_line())
             self.budget_bytes = planned.report.budget_bytes
             log.info("%s", planned.report)

@@ -84,7 +84,7 @@ class Planner:
             try:
                 stored = store.stored_plan(task)
                 planned = stored or new_plan(task)
-                if not request.is_part:
+                if not request.whole:
                     progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())

@@ -127,13 +127,18 @@ class PlanRequest:
     anew: Reason | None = None
 
     @property
-    def is_part(self) -> bool:
-        return self.progress is not None and self.progress.is_open
+    def whole(self) -> Progress | None:
+        """The progress of which this is a part, while it is open."""
+        return self.progress if self.progress and self.progress.is_open else None
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A phase of the whole, as a context."""
+        return self.whole.phase(name) if self.whole else contextlib.nullcontext()
 
     def showing(self) -> AbstractContextManager[Progress]:
         """The progress of planning, as a context."""
-        if self.progress is not None and self.progress.is_open:
-            return self.progress.of_part(self.name)
+        if self.whole:
+            return self.whole.of_part(self.name)
         return Progress(self.name, PHASES, enabled=self.options.verbose)
 
     def resolve(self, plain_peak_bytes: int, other_bytes: int) -> int:
