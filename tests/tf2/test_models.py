@@ -278,3 +278,23 @@ def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
         strict=True,
     ):
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_gradient_of_a_bias_that_runs_again_has_one_gradient_of_a_filter_to_pair_with():
+    """Each run of the two waits for another op than the run before, or oneDNN pairs those of
+    different runs."""
+    step, batch = zoo_model("gan", **SMALL["gan"])
+    traced = analyse(tf.function(step).get_concrete_function(*batch), name="gan")
+    nodes = Replayed(traced, repeating(traced.graph)).function.graph.as_graph_def().node
+    waits = {node.name: {each for each in node.input if each[0] == "^"} for node in nodes}
+    filters = [node for node in nodes if node.op == "Conv2DBackpropFilter"]
+    biases = [node for node in nodes if node.op == "BiasAddGrad"]
+    again = [node for node in biases if not node.name.endswith("evaluation_0")]
+    partners = [
+        sum(
+            each.input[2] == bias.input[0] and waits[each.name] == waits[bias.name]
+            for each in filters
+        )
+        for bias in biases
+    ]
+    assert again and max(partners) == 1, partners

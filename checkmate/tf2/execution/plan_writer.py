@@ -5,7 +5,8 @@ which can close a cycle. It does so only if both kernels wait for the same contr
 control edge goes parallel to a data edge (Conv2D and its BiasAdd are then neighbours, or wait for
 different ops). oneDNN also pairs any gradient of a bias with any gradient of a filter that reads
 the same tensor, as those of two convolutions do whose results are added. Hence a bias gradient
-reads a view of that tensor, unless it is to be paired.
+reads a view of that tensor, unless it is to be paired. A pair that runs again on the same tensor
+waits for the op before it in any case: so each of its runs waits for another op.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class PlanWriter:
         op. Both wait for the same ops and read the same tensor, or oneDNN does not fuse them.
         """
         values, writer, rule = self.values, self.values.writer, rule_of(operation.type)
+        in_pair = bool(inputs or paired)
         if not inputs:
             read = [values.tensor(tensor) for tensor in operation.inputs]
             inputs = writer.apart(operation, read, values.last)
@@ -80,10 +82,9 @@ class PlanWriter:
         repeated = operation in values.current
         after = [] if repeated else values.control_predecessors(operation)
         next_inputs = [*map(values.tensor, paired.inputs[:2]), inputs[0]] if paired else []
+        read = [] if repeated and in_pair else [*inputs, *next_inputs]
         edges = [
-            values.done(edge)
-            for last in values.last
-            for edge in edge_from(last, operation, [*inputs, *next_inputs])
+            values.done(edge) for last in values.last for edge in edge_from(last, operation, read)
         ]
         if edges and rule.fusion is Fusion.PRODUCT:
             # An edge to the product itself would keep TensorFlow from fusing it with the next
