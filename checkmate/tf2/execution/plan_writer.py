@@ -74,17 +74,17 @@ class PlanWriter:
         op. Both wait for the same ops and read the same tensor, or oneDNN does not fuse them.
         """
         values, writer, rule = self.values, self.values.writer, rule_of(operation.type)
-        in_pair = bool(inputs or paired)
+        repeated = operation in values.current
+        pair_again = repeated and bool(inputs or paired)
         if not inputs:
             read = [values.tensor(tensor) for tensor in operation.inputs]
             inputs = writer.apart(operation, read, values.last)
         # The control predecessors of a first evaluation precede the later ones, too.
-        repeated = operation in values.current
         after = [] if repeated else values.control_predecessors(operation)
         next_inputs = [*map(values.tensor, paired.inputs[:2]), inputs[0]] if paired else []
-        read = [] if repeated and in_pair else [*inputs, *next_inputs]
+        reads = [] if pair_again else [*inputs, *next_inputs]  # it waits in any case
         edges = [
-            values.done(edge) for last in values.last for edge in edge_from(last, operation, read)
+            values.done(edge) for last in values.last for edge in edge_from(last, operation, reads)
         ]
         if edges and rule.fusion is Fusion.PRODUCT:
             # An edge to the product itself would keep TensorFlow from fusing it with the next

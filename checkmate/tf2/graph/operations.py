@@ -141,7 +141,8 @@ def ties_recomputation(operation: tf.Operation) -> bool:
     """True for the op by which `tf.recompute_grad` makes its recomputation depend on the arriving
     gradient: a choice between 0 and a value that is not a number."""
     arity = len(operation.inputs), len(operation.outputs)
-    if arity != (3, 1) or operation.outputs[0].shape.rank != 0:
+    numbers = (*operation.inputs[1:], *operation.outputs)
+    if arity != (3, 1) or any(tensor.shape.rank != 0 for tensor in numbers):
         return False
     choices = [tf.get_static_value(tensor) for tensor in operation.inputs[1:]]
     return None not in choices and choices[0] == 0 and bool(choices[1] != choices[1])

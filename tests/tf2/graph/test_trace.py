@@ -438,3 +438,18 @@ def test_the_last_reader_of_a_gradient_writes_over_it_and_says_so():
             others = {u for u, op in enumerate(graph.ops) if d in op.deps} - {i}
             assert others <= {*graph.ops[i].control_deps, *graph.ops[i].deps}
     assert sum(graph.ops[i].workspace_bytes < roomier.ops[i].workspace_bytes for i in takers) >= 3
+
+
+def test_constants_of_some_length_in_a_list():
+    """An op on a list has as many inputs as the choice by which a recomputation is tied, and its
+    result has no axes either."""
+    kernel = tf.Variable(tf.ones([64, 64]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            entries = tf.TensorArray(tf.float32, 2, element_shape=[64], clear_after_read=False)
+            entries = entries.write(0, tf.range(64.0)).write(1, tf.ones([64]))
+            loss = tf.reduce_mean(tf.tanh(x @ kernel) * entries.read(0) * entries.read(1))
+        return tape.gradient(loss, kernel)
+
+    assert len(trace(step, tf.TensorSpec([8, 64])).graph)
