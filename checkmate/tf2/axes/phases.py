@@ -3,124 +3,141 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from checkmate.tf2.axes.walk import Read, Walk
+from checkmate.tf2.axes.labels import Labels, Node, Use
 from checkmate.tf2.graph.operations import is_argument, is_stateful
-from checkmate.tf2.ops.call import Pair
+from checkmate.tf2.ops.indices import is_random
 from checkmate.tf2.ops.relation import Kind, Relation
 
 
 class Handed(NamedTuple):
-    """A value, for the whole batch and in a slice, that is computed in one phase and read in
-    another."""
+    """A value of the whole batch that is made of what slices make, and read after them: those that
+    are SUMMED by addition, those that are BATCHED by concatenation; of those that are the SAME any
+    will do."""
 
     whole: tf.Tensor
-    part: tf.Tensor
     relation: Relation
-
-
-class Phase(Enum):
-    """Once before the slices on the whole batch's arguments, in each slice, or once after them."""
-
-    EARLY = "early"
-    SLICE = "slice"
-    LATE = "late"
+    node: Node | None
 
 
 @dataclass(slots=True)
 class Phases:
-    """The ops of each phase (an op may be in several), and the values that pass between phases."""
+    """The ops that run once before the slices on the whole batch's arguments (`early`), in each
+    slice (`nodes`), and once after them (`late`); an op may be in several.
 
-    walk: Walk
-    ops: dict[Phase, set[Pair]] = field(default_factory=lambda: {phase: set() for phase in Phase})
-    fed: dict[Read, Handed] = field(default_factory=dict)
-    handed_on: dict[tuple[Pair, int], Handed] = field(default_factory=dict)
+    Attributes:
+      fed: The tensors that are computed early and read in slices.
+    """
+
+    labels: Labels
+    early: set[tf.Operation] = field(default_factory=set)
+    nodes: set[Node] = field(default_factory=set)
+    late: set[tf.Operation] = field(default_factory=set)
+    fed: dict[Any, tf.Tensor] = field(default_factory=dict)
+    handed_on: dict[Any, Handed] = field(default_factory=dict)
 
     def find(self) -> None:
-        walk = self.walk
-        pending: list[tuple[Pair, Phase]] = []
-        for whole, part in zip(walk.graphs.whole.outputs, walk.graphs.part.outputs, strict=True):
-            if walk.graphs.known(whole, part) is None:
-                pending += self._after(Pair(whole.op, part.op), whole.value_index)
-        for pair in walk.graphs.pairs:
-            if is_stateful(pair.whole):
-                phase = self._of_effect(pair)
-                pending += [(pair, phase)] if phase else []
+        for tensor in self.labels.graph.outputs:
+            self._after(tensor)
+        for operation in self.labels.order:
+            if is_stateful(operation):
+                self._run_effect(operation)
+
+    def in_slice(self, use: Use) -> bool:
+        """True for a value that a slice makes; otherwise it reads the whole's."""
+        node = use.node
+        return node is not None and not self.labels.accesses.runs_before(node.operation)
+
+    def _run_effect(self, operation: tf.Operation) -> None:
+        """Runs an op with a side effect, unless it only counts for its value."""
+        labels = self.labels
+        if labels.accesses.runs_before(operation):
+            if not is_random(operation.type):
+                self._run_early(operation)
+        elif operation in labels.late or labels.accesses.writes_variable(operation):
+            self._run_late(operation)
+        elif operation in labels.effects:
+            self._run_in_slices(labels.effects[operation])
+
+    def _run_early(self, operation: tf.Operation) -> None:
+        pending = [operation]
         while pending:
-            pair, phase = pending.pop()
-            if pair not in self.ops[phase]:
-                self.ops[phase].add(pair)
-                pending += self._needs(pair, phase)
+            operation = pending.pop()
+            if operation not in self.early:
+                self.early.add(operation)
+                unknown = (t for t in operation.inputs if self.labels.value(t) is None)
+                pending += [tensor.op for tensor in unknown]
 
-    def _of_effect(self, pair: Pair) -> Phase | None:
-        """The phase of an op with a side effect; None for one that only counts for its value."""
-        accesses = self.walk.accesses
-        if accesses.runs_before(pair):
-            return Phase.EARLY
-        if pair in self.walk.late or accesses.writes_variable(pair):
-            return Phase.LATE
-        return None if pair.whole.outputs else Phase.SLICE
-
-    def _needs(self, pair: Pair, phase: Phase) -> list[tuple[Pair, Phase]]:
-        found: list[tuple[Pair, Phase]] = []
-        for k, (whole, part) in enumerate(self.walk.graphs.inputs(pair)):
-            source = Pair(whole.op, part.op)
-            fed = (pair, k) in self.walk.fed and phase is Phase.SLICE
-            if self.walk.graphs.known(whole, part) is not None and not fed:
+    def _run_in_slices(self, node: Node) -> None:
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            if node in self.nodes:
                 continue
-            if phase is Phase.LATE:
-                found += self._after(source, whole.value_index)
-            elif phase is Phase.SLICE and (fed or self.walk.accesses.runs_before(source)):
-                relation = self.walk.fed.get((pair, k)) if fed else None
-                relation = relation or self.walk.relations[source][whole.value_index]
-                self.fed[pair, k] = Handed(whole, part, relation)
-                if self.walk.graphs.known(whole, part) is None:
-                    found.append((source, Phase.EARLY))
-            else:
-                found.append((source, phase))
-        return found
+            self.nodes.add(node)
+            for use in node.inputs:
+                if self.in_slice(use):
+                    assert use.node is not None
+                    pending.append(use.node)
+                elif self.labels.value(use.tensor) is None and not is_argument(use.tensor.op):
+                    self.fed[use.tensor.ref()] = use.tensor
+                    self._run_early(use.tensor.op)
 
-    def _after(self, pair: Pair, output: int) -> list[tuple[Pair, Phase]]:
-        """The ops that must run to have the whole's value of an output after the slices."""
-        walk = self.walk
-        relation = walk.relations[pair][output]
-        if walk.accesses.runs_before(pair):
-            return [(pair, Phase.EARLY)]
-        in_slices = relation.kind in (Kind.BATCHED, Kind.SUMMED) or self._reads_list(pair)
-        if pair in walk.late or not in_slices or is_argument(pair.whole):
-            return [(pair, Phase.LATE)]
-        if relation.kind is Kind.SUMMED and self._passes_on(pair):
-            return [(pair, Phase.LATE)]
-        tensors = (pair.whole.outputs[output], pair.part.outputs[output])
-        self.handed_on[pair, output] = Handed(*tensors, relation)
-        return [(pair, Phase.SLICE)]
+    def _run_late(self, operation: tf.Operation) -> None:
+        pending = [operation]
+        while pending:
+            operation = pending.pop()
+            if operation not in self.late:
+                self.late.add(operation)
+                for tensor in operation.inputs:
+                    pending += self._after(tensor, now=False)
 
-    def _reads_list(self, pair: Pair) -> bool:
-        """True for a value that is the same for all slices, but read from a list that each has for
-        itself, such as the list's length."""
-        return self.walk.relations[pair][0].kind is Kind.SAME and any(
-            whole.dtype == tf.variant
-            and self.walk.relations[Pair(whole.op, part.op)][whole.value_index].kind
-            in (Kind.BATCHED, Kind.SUMMED)
-            for whole, part in self.walk.graphs.inputs(pair)
+    def _after(self, tensor: tf.Tensor, *, now: bool = True) -> list[tf.Operation]:
+        """Runs what is needed to have the whole's value of a tensor after the slices; without
+        `now`, returns the op to run late."""
+        labels, operation = self.labels, tensor.op
+        if labels.value(tensor) is not None:
+            return []
+        if labels.accesses.runs_before(operation):
+            self._run_early(operation)
+            return []
+        relation = labels.relations[operation][tensor.value_index]
+        node = labels.nodes.get((tensor.ref(), relation))
+        in_slices = node is not None and (
+            relation.kind in (Kind.BATCHED, Kind.SUMMED) or _reads_list(node)
         )
+        passes_on = relation.kind is Kind.SUMMED and self._passes_on(operation)
+        if operation in labels.late or not in_slices or passes_on:
+            if now:
+                self._run_late(operation)
+            return [operation]
+        assert node is not None
+        self.handed_on[tensor.ref()] = Handed(tensor, relation, node)
+        self._run_in_slices(node)
+        return []
 
-    def _passes_on(self, pair: Pair) -> bool:
+    def _passes_on(self, operation: tf.Operation) -> bool:
         """True for an op that makes a sum of one sum, which may as well be added up before: an
         optimizer begins with many of a gradient. Fewer bytes are handed on, and no narrower type is
         added up than otherwise."""
-        graphs, relations = self.walk.graphs, self.walk.relations
         sums = []
-        for whole, part in graphs.inputs(pair):
-            if graphs.known(whole, part) is None:
-                kind = relations[Pair(whole.op, part.op)][whole.value_index].kind
-                if kind is Kind.BATCHED:
-                    return False
-                sums += [whole] if kind is Kind.SUMMED else []
-        (result, *others) = pair.whole.outputs
+        for tensor in operation.inputs:
+            kind = self.labels.natural(tensor).kind
+            if kind is Kind.BATCHED:
+                return False
+            sums += [tensor] if kind is Kind.SUMMED else []
+        (result, *others) = operation.outputs
         alike = len(sums) == 1 and not others and result.dtype == sums[0].dtype
         return alike and result.shape.num_elements() == sums[0].shape.num_elements()
+
+
+def _reads_list(node: Node) -> bool:
+    """True for a value that is the same for all slices, but read from a list that each has for
+    itself, such as the list's length."""
+    return node.answer.outputs[0].kind is Kind.SAME and any(
+        use.tensor.dtype == tf.variant and use.relation.kind in (Kind.BATCHED, Kind.SUMMED)
+        for use in node.inputs
+    )

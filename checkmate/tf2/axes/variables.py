@@ -16,7 +16,6 @@ from checkmate.tf2.graph.operations import (
     may_run_again,
     source_of,
 )
-from checkmate.tf2.ops.call import Pair
 from checkmate.tf2.ops.table import rule_of
 
 
@@ -58,15 +57,15 @@ class Accesses:
       once: Other ops that run once, before the slices.
     """
 
-    writes: dict[tf.Operation, list[Pair]] = field(default_factory=dict)
-    early: set[Pair] = field(default_factory=set)
-    before: dict[tf.Operation, list[Pair]] = field(default_factory=dict)
-    once: set[Pair] = field(default_factory=set)
+    writes: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
+    early: set[tf.Operation] = field(default_factory=set)
+    before: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
+    once: set[tf.Operation] = field(default_factory=set)
 
-    def read(self, pair: Pair) -> bool:
+    def read(self, operation: tf.Operation) -> bool:
         """Notes a read; False if it then gets a value that is written after the slices."""
         known = True
-        for variable in handles(pair.whole):
+        for variable in handles(operation):
             writes = self.writes.get(variable, [])
             if all(write in self.early for write in writes):
                 if writes:
@@ -75,27 +74,27 @@ class Accesses:
                 known = False
         return known
 
-    def write(self, pair: Pair, *, early: bool, read: bool) -> None:
+    def write(self, operation: tf.Operation, *, early: bool, read: bool) -> None:
         """Notes that an op writes to its variables, and returns something that is `read`."""
         if early:
-            self.early.add(pair)
-        for variable in handles(pair.whole):
-            self.writes.setdefault(variable, []).append(pair)
+            self.early.add(operation)
+        for variable in handles(operation):
+            self.writes.setdefault(variable, []).append(operation)
             if read:
                 self.before[variable] = list(self.writes[variable])
 
-    def runs_before(self, pair: Pair) -> bool:
+    def runs_before(self, operation: tf.Operation) -> bool:
         """True for an op that must run before the slices, and only then."""
-        if pair in self.once:
+        if operation in self.once:
             return True
         return any(
-            pair in self.before[variable] or not self.writes_variable(pair)
-            for variable in handles(pair.whole)
+            operation in self.before[variable] or not self.writes_variable(operation)
+            for variable in handles(operation)
             if variable in self.before
         )
 
-    def writes_variable(self, pair: Pair) -> bool:
-        return any(pair in writes for writes in self.writes.values())
+    def writes_variable(self, operation: tf.Operation) -> bool:
+        return any(operation in writes for writes in self.writes.values())
 
 
 def handles(operation: tf.Operation) -> list[tf.Operation]:

@@ -17,11 +17,12 @@ from checkmate.tf2.graph.graph_writer import copy_of
 from checkmate.tf2.graph.operations import can_be_copied
 from checkmate.tf2.graph.trace import TracedStep, python_of, trace
 from checkmate.tf2.memory.scratch import Scratch
-from checkmate.tf2.micro_batches.kept import Kept, part_of
-from checkmate.tf2.micro_batches.parts import concrete, relation_of
+from checkmate.tf2.micro_batches.kept import Kept
+from checkmate.tf2.micro_batches.parts import concrete
+from checkmate.tf2.micro_batches.slice_writer import part_of
 from checkmate.tf2.micro_batches.sliced_step import Functions
 from checkmate.tf2.micro_batches.slices import Slices, examples_of, sliced_specs
-from checkmate.tf2.ops.relation import SAME, SUMMED, Relation
+from checkmate.tf2.ops.relation import SAME, SUMMED, Relation, batched
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class AccumulatedStep:
         for k, (whole, part) in enumerate(zip(self._outputs, main.flat.outputs, strict=True)):
             is_sum = k < self._gradients
             relation = SUMMED if is_sum else _relation(whole, part, k in computed)
-            handed_on.append(Handed(whole, part, relation))
+            handed_on.append(Handed(whole, relation, None))
         kept = Kept(handed_on, self.examples, self._scratch)
         tensors = self._whole.step.argument_tensors()
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
@@ -125,15 +126,14 @@ class AccumulatedStep:
         return Traced(step, *found)
 
     def _each(self, size: int, part: TracedStep, kept: Kept, specs: Sequence[tf.TensorSpec]) -> Any:
-        tensors = part.argument_tensors()
-        pairs = zip(self._whole.step.argument_tensors(), tensors, strict=True)
-        relations = [relation_of(whole.shape, own.shape) for whole, own in pairs]
+        pairs = zip(self._whole.step.argument_tensors(), part.argument_tensors(), strict=True)
+        relations = [_of_shapes(whole.shape, own.shape) for whole, own in pairs]
         arguments, _ = part.function.structured_input_signature
 
         def each(first: tf.Tensor, *batch: tf.Tensor) -> None:
             own = [
-                part_of(value, relation, like, first, self.examples)
-                for value, relation, like in zip(batch, relations, tensors, strict=True)
+                value if relation == SAME else part_of(value, relation, first, self.examples, size)
+                for value, relation in zip(batch, relations, strict=True)
             ]
             values = part.function(*tf.nest.pack_sequence_as(arguments, own))
             weighted = [
@@ -144,7 +144,7 @@ class AccumulatedStep:
                     values, kept.handed_on, kept.variables, strict=True
                 )
             ]
-            kept.add(weighted, kept.handed_on, first, size)
+            kept.add(weighted, first)
 
         return concrete(each, [tf.TensorSpec([], tf.int32), *specs])
 
@@ -168,8 +168,15 @@ NOTE = (
 
 
 def _relation(whole: tf.Tensor, part: tf.Tensor, averaged: bool) -> Relation:
-    relation = relation_of(whole.shape, part.shape)
+    relation = _of_shapes(whole.shape, part.shape)
     return SUMMED if relation == SAME and whole.dtype.is_floating and averaged else relation
+
+
+def _of_shapes(whole: tf.TensorShape, part: tf.TensorShape) -> Relation:
+    """The relation of a value by its shapes for the whole and for a slice, which differ along one
+    axis."""
+    unequal = [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+    return batched(unequal[0]) if unequal else SAME
 
 
 def _of_arguments(traced: TracedStep) -> set[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from checkmate.core.replay import floor
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, TraceError
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.micro_batches.pieces import PiecePlanner
 from checkmate.tf2.micro_batches.sliced_run import PlainFigures, joined
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
@@ -67,21 +67,14 @@ class Choice:
             self._note(whole, self.plain.cost)
 
     def _try_slices(self, examples: int) -> None:
-        request = self.task.request
-        try:
-            self._step = SlicedStep(request.step, self.task.specs, request.name, request.scratch)
-        except TraceError as error:
-            self.why_not = str(error)
+        step = SlicedStep(self.task.traced, self.task.request.scratch)
+        if step.binding:
+            self.why_not = step.binding.sentence
             return
-        self._pieces = PiecePlanner(self.task, self._step)
+        self._step, self._pieces = step, PiecePlanner(self.task, step)
         for slices in Slices.halved(examples):
-            try:
-                binding = self._step.binding(slices)
-                self.why_not = binding.sentence if binding else ""
-                if binding or not self._look_at(slices, self._pieces):
-                    break
-            except TraceError as error:  # slices of this size have other ops
-                self.why_not = str(error)
+            if not self._look_at(slices, self._pieces):
+                break
 
     def _look_at(self, slices: Slices, pieces: PiecePlanner) -> bool:
         """Plans slices if they may be best; False if smaller ones cannot be."""

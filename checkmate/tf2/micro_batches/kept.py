@@ -41,15 +41,10 @@ class Kept:
                 zero = tf.zeros([], variable.dtype)
                 _write(variable, zero, [0] * variable.shape.rank, variable.shape)
 
-    def add(
-        self, values: Sequence[tf.Tensor], handed_on: Sequence[Handed], first: tf.Tensor, size: int
-    ) -> None:
-        """Adds the values of the slice of `size` examples that begins with example `first`;
-        `handed_on` is in the order of the constructor's, for a slice of that size."""
-        for each, variable, value in zip(handed_on, self.variables, values, strict=True):
+    def add(self, values: Sequence[tf.Tensor], first: tf.Tensor) -> None:
+        """Adds the values of the slice that begins with example `first`."""
+        for each, variable, value in zip(self.handed_on, self.variables, values, strict=True):
             if each.relation.kind is Kind.BATCHED:
-                if each.relation.offset:
-                    value += tf.cast(first * each.relation.offset // size, value.dtype)
                 self._put(variable, value, each.relation, first)
             elif each.relation.kind is Kind.SUMMED:
                 variable.assign_add(tf.cast(value, variable.dtype), read_value=False)
@@ -66,7 +61,7 @@ class Kept:
         self, variable: tf.Variable, value: tf.Tensor, relation: Relation, first: tf.Tensor
     ) -> None:
         """Puts a slice's values in their place: one for each block."""
-        blocks, axis = max(relation.blocks, 1), relation.axis
+        blocks, axis = relation.blocks, relation.axis
         stride = variable.shape[axis] // blocks
         begin = first * (stride // self._examples)
         parts = tf.split(value, blocks, axis) if blocks > 1 else [value]
@@ -74,18 +69,6 @@ class Kept:
             place = [0] * variable.shape.rank
             place[axis] = begin + k * stride
             _write(variable, part, place, part.shape)
-
-
-def part_of(
-    value: tf.Tensor, relation: Relation, like: tf.Tensor, first: tf.Tensor, examples: int
-) -> tf.Tensor:
-    """The part of a value, in the shape of `like`, that belongs to the slice which begins with
-    example `first`. Its relation to those of the slices is SAME, or BATCHED in one block."""
-    if relation.kind is not Kind.BATCHED:
-        return value
-    begin: list[Any] = [0] * value.shape.rank
-    begin[relation.axis] = first * (value.shape[relation.axis] // examples)
-    return tf.slice(value, tf.stack(begin), like.shape.as_list())
 
 
 def _spec(each: Handed) -> tf.TensorSpec:

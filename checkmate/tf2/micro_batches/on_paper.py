@@ -33,8 +33,8 @@ class StepOnPaper:
     def slice(self, slices: Slices) -> TracedStep:
         """Traces the function of a slice. Raises `TraceError`, which names the op, where the
         examples of the batch are bound together."""
-        sliced = self._sliced = self._sliced or SlicedStep(self.step, self.specs, self.name)
-        if binding := sliced.binding(slices):
+        sliced = self._sliced = self._sliced or SlicedStep(self.traced)
+        if binding := sliced.binding:
             raise TraceError(f"{self.name!r} is not split: {binding.sentence}")
         functions = sliced.functions(slices)
         specs = functions.arguments(self.specs, of_slice=True)

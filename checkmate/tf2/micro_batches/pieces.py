@@ -97,7 +97,9 @@ class PiecePlanner:
         if not self._others:
             task = self.task
             self._others = [
-                SlicedStep(step, task.specs, task.request.name, task.request.scratch, device)
+                SlicedStep(
+                    trace(step, *task.specs, name=task.request.name), task.request.scratch, device
+                )
                 for device, step in task.request.others.items()
             ]
         return tuple(each.functions(slices) for each in self._others)

@@ -190,25 +190,23 @@ def _unsplit(task: PlanTask, file: Any = None, budget: Bytes | None = None) -> P
 
 def _in_slices(task: PlanTask, slices: Slices, plain: PlainFigures, file: Any = None) -> Planned:
     """The step in these slices; with a file, under the plan that is in it."""
-    step = _sliced(task.request, task.specs, slices)
+    step = _sliced(task, slices)
     return joined(task, PiecePlanner(task, step).plan(slices, file), plain)
 
 
-def _sliced(request: PlanRequest, specs: Any, slices: Slices) -> SlicedStep | AccumulatedStep:
+def _sliced(task: PlanTask, slices: Slices) -> SlicedStep | AccumulatedStep:
     """The step, whose slices are batches of their own where it cannot be split exactly."""
-    try:
-        step = SlicedStep(request.step, specs, request.name, request.scratch)
-        binding = step.binding(slices)
-        if binding is None:
-            step.functions(slices)  # asks whether a smaller last slice goes with the others
-            return step
-        reason = binding.sentence
-    except TraceError as error:
-        reason = str(error)
+    request = task.request
+    step = SlicedStep(task.traced, request.scratch)
+    if step.binding is None:
+        return step
+    reason = step.binding.sentence
     if request.options.micro_batches == "auto":
         raise TraceError(f"{request.name!r} is not split: {reason}")
     try:
-        accumulated = AccumulatedStep(request.step, specs, request.name, reason, request.scratch)
+        accumulated = AccumulatedStep(
+            request.step, task.specs, request.name, reason, request.scratch
+        )
     except TraceError as error:
         raise TraceError(
             f"{request.name!r} cannot run in slices: {reason} Nor can each slice be a batch of its"

@@ -1,93 +1,127 @@
-"""Call: what a rule is told of one op; what a rule may answer."""
+"""Call: what a rule is told of one op; Answer: what it says of the op's copy in a slice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.ops.relation import Count, Kind, Relation
+from checkmate.tf2.ops.relation import Kind, Relation
 
 Relations = list[Relation]
 
 
-class Pair(NamedTuple):
-    """An op of the step in the graph of the whole batch and in that of a slice."""
+class Body(Protocol):
+    """A function that an op runs, as it is for a slice: the relations of its arguments and of its
+    results."""
 
-    whole: tf.Operation
-    part: tf.Operation
+    @property
+    def arguments(self) -> Relations: ...
+
+    @property
+    def results(self) -> Relations: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An op's copy in a slice.
+
+    Attributes:
+      outputs: The relation of each output; those that are missing need the whole.
+      inputs: The relation in which the copy reads each input.
+      scaled: Index of an input -> index of the entry in it, a part of a shape, that is as many
+        times smaller in a slice as there are fewer examples.
+      shifted: Index of an input, of places along the axis of the examples -> how many places each
+        example has there: in a slice they count from its first example on.
+      average: The outputs are averages: each slice counts by its share of the examples.
+      bodies: The functions that the copy runs.
+    """
+
+    outputs: Relations
+    inputs: Relations
+    scaled: Mapping[int, int] = field(default_factory=dict)
+    shifted: Mapping[int, int] = field(default_factory=dict)
+    average: bool = False
+    bodies: tuple[Body, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op of the step, for the whole batch and for a slice, with the relations of its inputs.
+    """One op of the step, for the whole batch, with the relations of its inputs.
 
     Attributes:
-      known: Each input's value for the whole and for a slice, if known before the step runs.
-      count: How many times as many examples the whole has as a slice.
-      inside: Returns the relations of what functions return that the op runs, given the graphs of a
-        function for the whole and for a slice, and the relations of its arguments; None if that
-        needs the whole.
-      bodies: The graphs of the functions that the op runs, for the whole and for a slice.
+      known: Each input's value, if known before the step runs.
+      examples: The number of examples of the batch.
+      inside: Returns a function that the op runs as it is for a slice, given its graph, and the
+        relations of its arguments and of its results, which may be others; None if that needs the
+        whole.
+      bodies: The graphs of the functions that the op runs.
+      asked: Index of an output, and the relation that it shall have, of an op whose inputs are the
+        same for all slices; None where they are to tell.
     """
 
-    pair: Pair
-    tensors: Sequence[tuple[tf.Tensor, tf.Tensor]]
-    inputs: Sequence[Relation]
-    known: Sequence[tuple[Any, Any] | None]
-    count: Count
-    inside: Callable[[Any, Any, Sequence[Relation]], Relations | None]
-    bodies: Callable[[], Sequence[tuple[Any, Any]]]
+    operation: tf.Operation
+    inputs: Relations
+    known: Sequence[Any]
+    examples: int
+    inside: Callable[[Any, Relations, Relations | None], Body | None]
+    bodies: Callable[[], Sequence[Any]]
+    asked: tuple[int, Relation] | None = None
 
     @property
     def type(self) -> str:
-        return self.pair.whole.type
+        return self.operation.type
 
     def attr(self, name: str) -> Any:
-        value = self.pair.whole.get_attr(name)
+        value = self.operation.get_attr(name)
         return value.decode() if isinstance(value, bytes) else value
 
     def ranks(self) -> list[int]:
-        return [len(shape_of(tensor)) for tensor, _ in self.tensors]
+        return [len(shape_of(tensor)) for tensor in self.operation.inputs]
 
-    def shapes(self, input_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        whole, part = self.tensors[input_]
-        return shape_of(whole), shape_of(part)
+    def shape(self, input_: int) -> tuple[int, ...]:
+        return shape_of(self.operation.inputs[input_])
 
-    def results(self, output: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return shape_of(self.pair.whole.outputs[output]), shape_of(self.pair.part.outputs[output])
-
-    def values(self, input_: int) -> tuple[Any, Any]:
-        """The known value of an input for the whole and for a slice; or raises UnknownError."""
-        found = self.known[input_]
-        if found is None:
-            raise UnknownError
-        return found
+    def result(self, output: int = 0) -> tuple[int, ...]:
+        return shape_of(self.operation.outputs[output])
 
     def value(self, input_: int) -> Any:
-        """The known value of an input, if it is the same for both; or raises UnknownError."""
-        whole, part = self.values(input_)
-        if whole.shape != part.shape or (whole != part).any():
+        """The known value of an input; or raises UnknownError."""
+        if self.known[input_] is None:
             raise UnknownError
-        return whole
+        return self.known[input_]
+
+    def places(self, input_: int, axis: int = 0) -> int:
+        """How many places each example has that the entries of an input along `axis` name."""
+        relation, known = self.inputs[input_], self.known[input_]
+        if relation.kind is Kind.BATCHED:
+            return relation.places if relation.axis == axis else 0
+        return 0 if known is None else counted(known, axis, self.examples)
+
+    def scaled(self, input_: int, entry: int) -> dict[int, int]:
+        """The entry of a shape that is smaller in a slice, if there is one and it can be; raises
+        UnknownError where it cannot."""
+        if self.inputs[input_].kind is Kind.SIZE:
+            return {}
+        shape = np.ravel(self.value(input_))
+        if (not np.ndim(self.known[input_]) and entry) or shape[entry] in (-1, 1):
+            return {}
+        if shape[entry] % self.examples:
+            raise UnknownError
+        return {input_: entry}
 
 
 Rule = Callable[[Call], Any]
-"""Returns a `Signature`, or the relation of each output; None if the outputs need the whole."""
+"""Returns a `Signature`, an `Answer`, or the relations of the outputs, where each input is read as
+it is; None if the outputs need the whole."""
 
 
 class UnknownError(Exception):
     """A rule asked for a shape or a value that is not known before the step runs."""
-
-
-def has_own(call: Call, k: int) -> bool:
-    """True if an input is a shape or the like that a slice can take from its own graph."""
-    own = (Kind.SAME, Kind.SIZE, Kind.ZERO)
-    return call.known[k] is not None or call.inputs[k].kind in own
 
 
 def shape_of(tensor: tf.Tensor) -> tuple[int, ...]:
@@ -103,6 +137,18 @@ def one_number(value: np.ndarray) -> bool:
         return False
     first = value.flat[0]
     return not any(value.strides) or bool((value == first).all())
+
+
+def counted(value: np.ndarray, axis: int, examples: int) -> int:
+    """How many places each example has that whole numbers name along an axis; 0 if they do not."""
+    if value.dtype.kind not in "iu" or axis >= value.ndim or value.shape[axis] % examples:
+        return 0
+    parts = np.split(value.astype(np.int64), examples, axis)
+    if examples < 2 or not value.size:
+        return 0
+    places = int(parts[1].flat[0] - parts[0].flat[0])
+    alike = all(np.array_equal(parts[0] + k * places, part) for k, part in enumerate(parts))
+    return places if alike and parts[0].min() >= 0 and parts[0].max() < places else 0
 
 
 def product(sizes: Sequence[int]) -> int:

@@ -24,10 +24,10 @@ def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
     broadcasting."""
 
     def rule(call: Call) -> Signature:
-        shapes = [call.shapes(k)[0] for k in range(len(call.pair.whole.inputs))]
+        shapes = [call.shape(k) for k in range(len(call.inputs))]
         rank = max(map(len, shapes))
         labels = tuple(aligned(shape, rank) for shape in shapes)
-        outputs = tuple(tuple(range(rank)) for _ in call.pair.whole.outputs)
+        outputs = tuple(tuple(range(rank)) for _ in call.operation.outputs)
         chosen = frozenset(linear_in) or None
         return Signature(labels, outputs, linear=linear, linear_in=chosen)
 
@@ -36,7 +36,7 @@ def elementwise(linear: Linear | None = None, *linear_in: int) -> Rule:
 
 def cast(call: Call) -> Signature:
     """A cast between numbers with a fraction is linear, up to rounding."""
-    source, target = (call.pair.whole.inputs[0].dtype, call.pair.whole.outputs[0].dtype)
+    source, target = call.operation.inputs[0].dtype, call.operation.outputs[0].dtype
     smooth = all(dtype.is_floating or dtype.is_complex for dtype in (source, target))
     return elementwise(TOGETHER if smooth else None)(call)
 
@@ -80,7 +80,7 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
         labels = tuple(range(rank))
         keeps = bool(call.attr("keep_dims"))
         left = tuple(None if k in axes else k for k in labels if keeps or k not in axes)
-        dtype = call.tensors[0][0].dtype
+        dtype = call.operation.inputs[0].dtype
         smooth = dtype.is_floating or dtype.is_complex  # a mean of whole numbers is rounded
         linear = EACH if sums or (averages and smooth) else None
         return Signature(
@@ -102,13 +102,13 @@ def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule
         rank = call.ranks()[0] - count
         inputs = tuple(
             _leading(tensor, rank) if k == 0 or tensor.shape.rank >= rank else OWN
-            for k, tensor in enumerate(call.pair.whole.inputs)
+            for k, tensor in enumerate(call.operation.inputs)
         )
-        outputs = tuple(_leading(tensor, rank) for tensor in call.pair.whole.outputs)
+        outputs = tuple(_leading(tensor, rank) for tensor in call.operation.outputs)
         chosen = frozenset(linear_in) or None
         # Entries that are not of the input, such as a padding, are zero in a linear function.
         others = [call.known[k] for k, labels in enumerate(inputs) if labels is OWN and k > 1]
-        is_linear = all(known is not None and not known[0].any() for known in others)
+        is_linear = all(known is not None and not known.any() for known in others)
         return Signature(inputs, outputs, linear=linear if is_linear else None, linear_in=chosen)
 
     return rule

@@ -4,86 +4,122 @@ entries."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
-from checkmate.tf2.ops.call import Call, Relations, Rule
-from checkmate.tf2.ops.relation import (
-    SAME,
-    SIZE,
-    SUMMED,
-    WHOLE,
-    ZERO,
-    Kind,
-    Relation,
-    batched,
-    join,
-)
+import tensorflow as tf
+
+from checkmate.tf2.ops.call import Answer, Body, Call, Relations, Rule
+from checkmate.tf2.ops.relation import SAME, SIZE, WHOLE, ZERO, Kind, Relation, join, moved
 
 _MOST_ROUNDS = 8
 
 
-def loop(call: Call) -> Relations | None:
+def loop(call: Call) -> Answer | None:
     """A carried value has one relation before and after each iteration; all slices must do the same
     number of iterations."""
     body, condition = call.bodies()
     state = list(call.inputs)
     for _ in range(_MOST_ROUNDS):
-        found = call.inside(*body, state)
+        found = call.inside(body, state, state)
         if found is None:
             return None
-        joined = [join(*each) for each in zip(state, found, strict=True)]
-        if joined.count(WHOLE) > state.count(WHOLE):
+        joined = _joined(found.arguments, found.results)
+        if WHOLE in joined:
             return None
         if joined == state:
-            again = call.inside(*condition, state)
-            return state if again == [SAME] else None
+            again = call.inside(condition, state, None)
+            if again is None or again.results != [SAME] or again.arguments != state:
+                return None
+            return Answer(state, state, bodies=(found, again))
         state = joined
     return None
 
 
-def condition(call: Call) -> Relations | None:
+def condition(call: Call) -> Answer | None:
     """All slices take the same branch; its results may come from any."""
     if call.inputs[0] != SAME:
         return None
-    found: Relations | None = None
-    for each in call.bodies():
-        branch = call.inside(*each, call.inputs[1:])
-        if branch is None:
+    found = _alike(call, call.bodies(), call.inputs[1:])
+    if found is None:
+        return None
+    arguments = [SAME, *found[0].arguments]
+    return Answer(found[0].results, arguments, bodies=tuple(found))
+
+
+def function_call(call: Call) -> Answer | None:
+    found = _alike(call, call.bodies(), call.inputs)
+    if found is None:
+        return None
+    return Answer(found[0].results, found[0].arguments, bodies=tuple(found))
+
+
+def _alike(call: Call, graphs: Sequence[Any], arguments: Relations) -> list[Body] | None:
+    """Functions with the same relations of arguments and of results."""
+    arguments, results = list(arguments), None
+    for _ in range(_MOST_ROUNDS):
+        found = [call.inside(graph, arguments, results) for graph in graphs]
+        bodies = [each for each in found if each is not None]
+        if len(bodies) < len(found):
             return None
-        pairs = zip(found or branch, branch, strict=True)
-        found = [join(*pair) for pair in pairs]
-    return found
+        arguments = reduce(_joined, (each.arguments for each in bodies))
+        results = reduce(_joined, (each.results for each in bodies))
+        if WHOLE in (*arguments, *results):
+            return None
+        if all(each.arguments == arguments and each.results == results for each in bodies):
+            return bodies
+    return None
 
 
-def function_call(call: Call) -> Relations | None:
-    (body,) = call.bodies()
-    return call.inside(*body, call.inputs)
+def _joined(first: Relations, second: Relations) -> Relations:
+    return [join(*each) for each in zip(first, second, strict=True)]
 
 
-def empty(call: Call) -> Relations:
-    return [ZERO]
+def empty(call: Call) -> Answer | None:
+    """An empty list, whose entries have any relation."""
+    relation = call.asked[1] if call.asked else ZERO
+    if call.operation.inputs[0].dtype == tf.variant:
+        return Answer([relation], list(call.inputs))
+    fits = call.inputs[0].kind in (Kind.SAME, Kind.SIZE)
+    return Answer([relation], list(call.inputs), _scaled(call, 0, relation)) if fits else None
 
 
-def of_rows(call: Call) -> Relations | None:
-    return _moved(call.inputs[0], -1)
+def of_rows(call: Call) -> Answer | None:
+    found = moved(call.inputs[0], -1)
+    if found.kind in (Kind.WHOLE, Kind.SIZE):
+        return None
+    return Answer([found], list(call.inputs), _scaled(call, 1, found))
 
 
-def stacked(call: Call) -> Relations | None:
-    return _moved(call.inputs[0], 1)
+def stacked(call: Call) -> Answer | None:
+    relation = call.inputs[0]
+    if relation.kind in (Kind.WHOLE, Kind.SIZE):
+        return None
+    return Answer([moved(relation, 1)], list(call.inputs), _scaled(call, 1, relation))
 
 
-def entry(call: Call) -> Relations:
-    return [call.inputs[0]]
+def entry(call: Call) -> Answer | None:
+    """An entry of a list, or the list itself."""
+    relation = call.inputs[0]
+    scaled = _scaled(call, 2, relation) if len(call.inputs) > 2 else {}
+    return None if relation == WHOLE else Answer([relation], list(call.inputs), scaled)
 
 
-def popped(call: Call) -> Relations:
-    return [call.inputs[0]] * 2
+def popped(call: Call) -> Answer | None:
+    relation = call.inputs[0]
+    if relation == WHOLE:
+        return None
+    return Answer([relation] * 2, list(call.inputs), _scaled(call, 1, relation))
 
 
 def with_entry(position: int) -> Rule:
     """The rule of an op that adds or replaces an entry, which is input `position`."""
 
-    def rule(call: Call) -> Relations | None:
-        return _or_none([join(call.inputs[0], call.inputs[position])])
+    def rule(call: Call) -> Answer | None:
+        found = join(call.inputs[0], call.inputs[position])
+        inputs = list(call.inputs)
+        inputs[0] = inputs[position] = found
+        return None if found == WHOLE else Answer([found], inputs)
 
     return rule
 
@@ -98,28 +134,11 @@ def length(call: Call) -> Relations | None:
     return None if call.inputs[0] == WHOLE else [SAME]
 
 
-def added(call: Call) -> Relations | None:
-    relations = set(call.inputs) - {ZERO}
-    if relations in ({SAME}, {SUMMED}, set()):
-        return [next(iter(relations), ZERO)]
-    if any(relation.kind is not Kind.BATCHED for relation in relations):
-        return None
-    return _or_none([_joined(call.inputs)])
+def added(call: Call) -> Answer | None:
+    found = reduce(join, call.inputs, ZERO)
+    return None if found == WHOLE else Answer([found], [found] * len(call.inputs))
 
 
-def _joined(relations: Sequence[Relation]) -> Relation:
-    found = ZERO
-    for relation in relations:
-        found = join(found, relation)
-    return found
-
-
-def _moved(relation: Relation, by: int) -> Relations | None:
-    if relation.kind is not Kind.BATCHED:
-        return None if relation in (WHOLE, SIZE) else [relation]
-    axis = relation.axis + by
-    return None if axis < 0 else [batched(axis, relation.blocks)]
-
-
-def _or_none(relations: Relations) -> Relations | None:
-    return None if WHOLE in relations else relations
+def _scaled(call: Call, k: int, relation: Relation) -> dict[int, int]:
+    """The entry of the shape of a list's entries that is smaller in a slice."""
+    return call.scaled(k, relation.axis) if relation.kind is Kind.BATCHED else {}

@@ -14,7 +14,7 @@ def matrix_product(call: Call) -> Signature:
     first, second = (_ROW, _INNER), (_INNER, _COLUMN)
     first = first[::-1] if call.attr("transpose_a") else first
     second = second[::-1] if call.attr("transpose_b") else second
-    fused = len(call.pair.whole.inputs) > 2
+    fused = len(call.inputs) > 2
     more = tuple((_ROW, _COLUMN)[2 - rank :] for rank in call.ranks()[2:])
     if fused:
         return Signature((first, second, *more), ((_ROW, _COLUMN),))
@@ -30,7 +30,7 @@ def batch_product(call: Call) -> Signature:
     second = second[::-1] if call.attr("adj_y") else second
 
     def leading(k: int) -> Labels:
-        return aligned(call.shapes(k)[0][:-2], rank - 2)
+        return aligned(call.shape(k)[:-2], rank - 2)
 
     return Signature(
         ((*leading(0), *first), (*leading(1), *second)),
@@ -55,7 +55,7 @@ def einsum(call: Call) -> Signature | None:
         middle = [None if shape[len(before) + k] == 1 else most - count + k for k in range(count)]
         return (*before, *(middle if dots else ()), *after)
 
-    inputs = tuple(labels(text, call.shapes(k)[0]) for k, text in enumerate(texts))
+    inputs = tuple(labels(text, call.shape(k)) for k, text in enumerate(texts))
     before, dots, after = right.partition("...")
     output: Labels = (*before, *(range(most) if dots else ()), *after)
     if any(len(set(axes) - {None}) < len(axes) - axes.count(None) for axes in inputs):
@@ -71,14 +71,14 @@ def per_example(
     indices, such as a convolution; the other inputs are shared by all."""
 
     def rule(call: Call) -> Signature:
-        tensors = call.pair.whole.inputs
+        tensors = call.operation.inputs
         labels = tuple(
             _first_axis(tensor.shape.rank) if k in inputs else _shared(tensor)
             for k, tensor in enumerate(tensors)
         )
-        outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.pair.whole.outputs)
+        outputs = tuple(_first_axis(tensor.shape.rank) for tensor in call.operation.outputs)
         of_result = "Backprop" in call.type or call.type.startswith("AvgPool")
-        sizes = frozenset({0} if of_result else ())
+        sizes = frozenset({0} if of_result and labels[0] is OWN else ())
         return Signature(
             labels, outputs, linear=linear, linear_in=frozenset(linear_in) or None, shapes=sizes
         )
@@ -102,7 +102,7 @@ def filter_gradient(call: Call) -> Signature:
     ranks = call.ranks()
     return Signature(
         (_first_axis(ranks[0]), OWN, _first_axis(ranks[2])),
-        ((None,) * len(call.results()[0]),),
+        ((None,) * len(call.result()),),
         summed=frozenset({0}),
         linear=EACH,
         linear_in=frozenset({0, 2}),

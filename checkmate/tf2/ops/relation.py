@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from fractions import Fraction
 
-Shape = tuple[int, ...]
-
-Count = int | Fraction
-"""How many times as many examples the whole has as a slice: the number of slices, if all are
-equal."""
+Shape = Sequence[int]
 
 
 class Kind(Enum):
@@ -19,8 +14,7 @@ class Kind(Enum):
 
     SAME: v = v_s for every s. BATCHED: v is the v_s concatenated along an axis. SUMMED: v is the
     sum of the v_s. ZERO: v and the v_s are all zeros, which fits each of the others. SIZE: v and
-    v_s are known before the step runs and differ, as the number of examples does. WHOLE: v does
-    not follow from the v_s.
+    v_s are shapes of the entries of a list, each of its own. WHOLE: v does not follow from the v_s.
     """
 
     SAME = "same"
@@ -38,10 +32,9 @@ class Relation:
     Attributes:
       axis: The axis along which the slices lie, for BATCHED.
       blocks: The parts into which that axis is split: each part is the corresponding parts of the
-        slices, concatenated. 0 if all entries along the axis are equal, which fits any number of
-        parts.
-      offset: The entries of slice s are those of the whole less s times this number: they count
-        examples, and each slice counts its own.
+        slices, concatenated.
+      places: The entries of example i are numbers from i times this number on, below i + 1 times
+        it: places along an axis on which each example has so many. 0 if they are not known to be.
 
     Examples:
       >>> str(batched(1)), str(batched(0, 4)), str(SAME)
@@ -51,14 +44,13 @@ class Relation:
     kind: Kind
     axis: int = 0
     blocks: int = 1
-    offset: int = 0
+    places: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         if self.kind is not Kind.BATCHED:
             return self.kind.value
         blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
-        offset = f", less {self.offset} per slice" if self.offset else ""
-        return f"batched along axis {self.axis}{blocks}{offset}"
+        return f"batched along axis {self.axis}{blocks}"
 
 
 SAME, SUMMED, ZERO, SIZE, WHOLE = (
@@ -66,49 +58,43 @@ SAME, SUMMED, ZERO, SIZE, WHOLE = (
 )
 
 
-def batched(axis: int, blocks: int = 1, offset: int = 0) -> Relation:
-    return Relation(Kind.BATCHED, axis, blocks, offset)
+def batched(axis: int, blocks: int = 1, places: int = 0) -> Relation:
+    return Relation(Kind.BATCHED, axis, blocks, places)
 
 
-def unequal_axes(whole: Iterable[int], part: Iterable[int]) -> list[int]:
-    return [k for k, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+def moved(relation: Relation, by: int) -> Relation:
+    """The relation of a value with `by` more axes before those of this one; WHOLE if the axis of
+    the examples is then gone."""
+    if relation.kind is not Kind.BATCHED:
+        return relation
+    axis = relation.axis + by
+    return batched(axis, relation.blocks, relation.places) if axis >= 0 else WHOLE
 
 
-def batch_axis(whole: Shape, part: Shape, count: Count) -> int | None:
-    """The only axis along which two shapes differ, if the whole is `count` times as long there;
-    None for any other pair of shapes."""
-    if len(whole) != len(part):
-        return None
-    unequal = unequal_axes(whole, part)
-    if len(unequal) != 1 or whole[unequal[0]] != count * part[unequal[0]]:
-        return None
-    return unequal[0]
+def fits(relation: Relation, shape: Shape, examples: int) -> bool:
+    """True if a value of the whole batch of so many examples may have this relation."""
+    if relation.kind is not Kind.BATCHED:
+        return True
+    along = shape[relation.axis] if relation.axis < len(shape) else 0
+    return along > 0 and not along % (examples * relation.blocks)
 
 
-def fits(relation: Relation, whole: Shape, part: Shape, count: Count) -> bool:
-    if relation.kind in (Kind.SAME, Kind.SUMMED, Kind.SIZE):
-        return whole == part
+def part_shape(shape: Shape, relation: Relation, examples: int, size: int) -> list[int]:
+    """The shape of a value in a slice of `size` examples, by its shape for all."""
+    found = list(shape)
     if relation.kind is Kind.BATCHED:
-        along = batch_axis(whole, part, count)
-        blocks = max(relation.blocks, 1)
-        return along == relation.axis and not (part[along] % blocks or whole[along] % blocks)
-    return True
-
-
-def same_blocks(blocks: set[int]) -> int | None:
-    """The number of blocks that several values along one axis have, or None if they differ."""
-    found = blocks - {0}
-    return None if len(found) > 1 else next(iter(found), 0)
+        found[relation.axis] = found[relation.axis] // examples * size
+    return found
 
 
 def join(first: Relation, second: Relation) -> Relation:
-    """The relation of a value that is one of two values, as in a loop or condition."""
+    """The relation of a value that is one of two values, as in a loop or condition. One that is the
+    same for all slices can be cut into parts."""
     if first == second or second.kind is Kind.ZERO:
         return first
     if first.kind is Kind.ZERO:
         return second
-    alike = first.axis == second.axis and first.offset == second.offset
-    if first.kind is second.kind is Kind.BATCHED and alike:
-        blocks = same_blocks({first.blocks, second.blocks})
-        return WHOLE if blocks is None else replace(first, blocks=blocks)
+    kinds = {first.kind, second.kind}
+    if kinds == {Kind.SAME, Kind.BATCHED}:
+        return first if first.kind is Kind.BATCHED else second
     return WHOLE

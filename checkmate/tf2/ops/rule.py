@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.ops.call import Call, Relations, Rule
+from checkmate.tf2.ops.call import Rule
+from checkmate.tf2.ops.places import Places
 
 
 class Role(Enum):
@@ -175,8 +176,8 @@ class OpRule:
       axes: Which axes of its inputs and outputs belong together; None if its outputs need the whole
         batch, unless all inputs are the same for every slice.
       list_axes: The same where it returns a list of tensors, whose relation is that of its entries.
-      positions: The relations of its outputs where inputs count the examples of a batch, from those
-        that they would have otherwise.
+      places: How many places each example has along some axis that its first output names, if they
+        are those of the example alone.
       counter: Index of the input that says from which count on it draws of a generator that makes a
         fixed number of random numbers for each count.
       adds_rows: It adds its first input's rows, at the places that its second names, to zeros.
@@ -210,12 +211,11 @@ class OpRule:
     pooling: Pooling | None = None
     broadcasts: bool = False
     casts: bool = False
-    commutes: bool = False
     repeats: int | None = None
     fills_with: int | None = None
     axes: Rule | None = None
     list_axes: Rule | None = None
-    positions: Callable[[Call, Relations | None], Relations | None] | None = None
+    places: Places | None = None
     counter: int | None = None
     adds_rows: bool = False
     moves_rows: bool = False

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkmate.tf2.ops.call import Call, Relations, UnknownError, has_own, product
+from checkmate.tf2.ops.call import Answer, Call, Relations, UnknownError, product
 from checkmate.tf2.ops.elementwise import aligned
-from checkmate.tf2.ops.relation import Kind, Relation, batch_axis, batched
+from checkmate.tf2.ops.relation import SAME, ZERO, Kind, Relation, batched
 from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Signature
 
 
-def reshape(call: Call) -> Relations | None:
+def reshape(call: Call) -> Relations | Answer | None:
     """The elements stay in order: whatever precedes the examples in that order still does."""
-    relation = call.inputs[0]
-    if not all(has_own(call, k) for k in range(1, len(call.inputs))):
+    relation, *others = call.inputs
+    if any(other.kind not in (Kind.SAME, Kind.ZERO, Kind.SIZE) for other in others):
         return None
     if relation.kind is not Kind.BATCHED:
-        return None if relation.kind is Kind.WHOLE else [relation]
-    shape, (result, part) = call.shapes(0)[0], call.results()
-    axis = batch_axis(result, part, call.count)
-    if axis is None:
-        return None
-    if (
-        not relation.blocks
-        and shape[: relation.axis] == result[:axis]
-        and shape[relation.axis] == result[axis]
-    ):
-        return [batched(axis, 0)]
-    before = product(shape[: relation.axis]) * max(relation.blocks, 1)
-    now = product(result[:axis])
-    return None if before % now else [batched(axis, before // now)]
+        return None if relation.kind in (Kind.WHOLE, Kind.SIZE) else [relation]
+    before = product(call.shape(0)[: relation.axis]) * relation.blocks
+    result, unit = call.result(), call.examples
+    for axis, size in enumerate(result):
+        now = product(result[:axis])
+        if now <= before and not before % now and not size % (unit * (before // now)):
+            found = batched(axis, before // now, relation.places)
+            scaled = call.scaled(1, axis) if call.type == "Reshape" else {}
+            return Answer([found], list(call.inputs), scaled)
+    return None
 
 
 def transpose(call: Call) -> Signature:
@@ -42,53 +39,53 @@ def transpose(call: Call) -> Signature:
 
 
 def broadcast(call: Call) -> Signature:
-    result = call.results()[0]
-    labels = aligned(call.shapes(0)[0], len(result))
-    return Signature(
-        (labels, OWN),
-        (tuple(range(len(result))),),
-        linear=EACH,
-        broadcasts=True,
-        shapes=frozenset({1}),
-    )
+    rank = len(call.result())
+    labels = aligned(call.shape(0), rank)
+    return Signature((labels, OWN), (tuple(range(rank)),), linear=EACH, shapes=frozenset({1}))
 
 
 def fill(call: Call) -> Signature:
-    labels = tuple(range(len(call.results()[0])))
-    return Signature((OWN, ()), (labels,), linear=EACH, broadcasts=True, shapes=frozenset({0}))
+    labels = tuple(range(len(call.result())))
+    return Signature((OWN, ()), (labels,), linear=EACH, shapes=frozenset({0}))
+
+
+def empty(call: Call) -> Signature:
+    return Signature((OWN,), (tuple(range(len(call.result()))),), shapes=frozenset({0}))
 
 
 def like(call: Call) -> Signature:
     """A tensor of the first input's shape that does not depend on its values."""
     labels = tuple(range(call.ranks()[0]))
-    return Signature((labels,), (labels,), broadcasts=True)
+    return Signature((labels,), (labels,))
 
 
-def tile(call: Call) -> Relations | Signature | None:
-    """Repeated examples are as many blocks."""
-    whole, part = call.values(1)
-    shape = call.shapes(0)[0]
-    relation = call.inputs[0]
-    if relation.kind is Kind.BATCHED and (whole == part).all():
-        times = int(whole[relation.axis])
-        return [batched(relation.axis, relation.blocks * times)]
-    moved = (whole == 1) & (part == 1)
-    if any(whole[k] != part[k] and shape[k] != 1 for k in range(len(shape))):
-        return None  # entries along the axis repeat with the table's length, and are not equal
-    labels = tuple(k if moved[k] else None for k in range(len(shape)))
-    output = tuple(k if moved[k] or shape[k] == 1 else None for k in range(len(shape)))
-    return Signature((labels, OWN), (output,), linear=EACH, broadcasts=True, shapes=frozenset({1}))
+def tile(call: Call) -> Answer | Signature | None:
+    """Repeated examples are as many blocks; what is repeated for each example is repeated as often
+    in a slice."""
+    times, shape, relation = call.value(1), call.shape(0), call.inputs[0]
+    if relation.kind is Kind.BATCHED:
+        blocks = relation.blocks * int(times[relation.axis])
+        return Answer([replace(relation, blocks=blocks)], list(call.inputs))
+    labels = tuple(k if times[k] == 1 else None for k in range(len(shape)))
+    output = tuple(k if times[k] == 1 or shape[k] == 1 else None for k in range(len(shape)))
+    return Signature((labels, OWN), (output,), linear=EACH, shapes=frozenset({1}))
 
 
-def concat(call: Call) -> Relations | Signature | None:
+def concat(call: Call) -> Relations | Answer | Signature | None:
     """Examples behind examples are blocks."""
-    count = len(call.pair.whole.inputs) - 1
+    count = len(call.inputs) - 1
     rank = call.ranks()[0]
     axis = int(call.value(count)) % rank
-    if all(_lies_along(call.inputs[k], axis) for k in range(count)):
-        blocks = [max(call.inputs[k].blocks, 1) for k in range(count)]
-        sizes = {call.shapes(k)[0][axis] // blocks[k] for k in range(count)}
-        return [batched(axis, sum(blocks))] if len(sizes) == 1 else None
+    data = call.inputs[:count]
+    if any(_lies_along(relation, axis) for relation in data):
+        # What is the same for all slices is cut along with the others.
+        blocks = [r.blocks if r.kind is Kind.BATCHED else 1 for r in data]
+        sizes = {call.shape(k)[axis] / blocks[k] for k in range(count)}
+        inputs = [batched(axis, each) for each in blocks]
+        fits = all(r in (mine, SAME, ZERO) for r, mine in zip(data, inputs, strict=True))
+        if len(sizes) != 1 or not fits:
+            return None
+        return Answer([batched(axis, sum(blocks))], [*inputs, call.inputs[count]])
     labels = tuple(None if k == axis else k for k in range(rank))
     return Signature((labels,) * count + (OWN,), (labels,), linear=TOGETHER)
 
@@ -98,7 +95,7 @@ def split(call: Call) -> Relations | Signature | None:
     at = {"Split": 0, "SplitV": 2}[call.type]
     data = 1 - at if at < 2 else 0
     axis = int(call.value(at)) % call.ranks()[data]
-    outputs = len(call.pair.whole.outputs)
+    outputs = len(call.operation.outputs)
     relation = call.inputs[data]
     if _lies_along(relation, axis):
         left = relation.blocks % outputs
@@ -122,7 +119,7 @@ def unpack(call: Call) -> Signature:
     axis = int(call.attr("axis")) % rank
     labels = tuple(None if k == axis else k for k in range(rank))
     output = tuple(k for k in labels if k is not None)
-    return Signature((labels,), (output,) * len(call.pair.whole.outputs), linear=EACH)
+    return Signature((labels,), (output,) * len(call.operation.outputs), linear=EACH)
 
 
 def pad(call: Call) -> Signature:
@@ -134,68 +131,99 @@ def pad(call: Call) -> Signature:
     return Signature((labels, OWN, *more), (labels,), linear=linear)
 
 
-def cut(call: Call) -> Relations | Signature | None:
+def cut(call: Call) -> Answer | Signature | None:
     """`Slice`: axes that are kept in full; or whole blocks of the examples."""
-    begins, sizes = call.values(1), call.values(2)
-    shapes = call.shapes(0)
-    sizes = tuple(
-        np.where(size < 0, np.asarray(shape) - begin, size)
-        for size, shape, begin in zip(sizes, shapes, begins, strict=True)
-    )
-    full = [
-        all(
-            begin[k] == 0 and size[k] == shape[k]
-            for begin, size, shape in zip(begins, sizes, shapes, strict=True)
-        )
-        for k in range(len(shapes[0]))
-    ]
+    begins, sizes, shape = call.value(1), call.value(2), call.shape(0)
+    sizes = np.where(sizes < 0, np.asarray(shape) - begins, sizes)
+    full = [begins[k] == 0 and sizes[k] == shape[k] for k in range(len(shape))]
     relation = call.inputs[0]
     if relation.kind is Kind.BATCHED and not full[relation.axis]:
         axis = relation.axis
-        return _blocks_of(call, axis, [begin[axis] for begin in begins], [s[axis] for s in sizes])
-    cut_axes = [k for k, keep in enumerate(full) if not keep]
-    if any(begins[0][k] != begins[1][k] or sizes[0][k] != sizes[1][k] for k in cut_axes):
-        return None  # a slice would read another place
+        blocks = _blocks_of(call, 0, int(begins[axis]), int(sizes[axis]))
+        scaled = call.scaled(1, axis) | call.scaled(2, axis)
+        return Answer([replace(relation, blocks=blocks)], list(call.inputs), scaled)
     labels = tuple(k if keep else None for k, keep in enumerate(full))
-    return Signature((labels, OWN, OWN), (labels,), linear=EACH, shapes=frozenset({1, 2}))
+    return Signature((labels, OWN, OWN), (labels,), linear=EACH, shapes=frozenset({2}))
 
 
-def strided_slice(call: Call) -> Relations | Signature | None:
+def strided_slice(call: Call) -> Answer | Signature | None:
     """`x[...]`: axes that are kept in full; or whole blocks of the examples."""
-    axes = [_strided_axes(call, side, call.shapes(0)[side]) for side in (0, 1)]
-    relation = call.inputs[0]
+    axes, relation = _strided_axes(call, call.shape(0)), call.inputs[0]
     if relation.kind is Kind.BATCHED:
-        found = [{each[0]: each for each in side}[relation.axis] for side in axes]
-        _, new, _, _, step = found[0]
-        if new is not None and step == 1 and not _is_full(call, found, relation.axis):
-            begins, sizes = [each[2] for each in found], [each[3] - each[2] for each in found]
-            moved = _blocks_of(call, relation.axis, begins, sizes)
-            return moved and [batched(new, moved[0].blocks)]
-    inputs, output = _kept_labels(call, axes, call.shapes(0))
-    return Signature((inputs, OWN, OWN, OWN), (output,), linear=EACH, shapes=frozenset({1, 2, 3}))
+        axis = next(each for each in axes if each.large == relation.axis)
+        if axis.small is None or axis.step != 1:
+            return None
+        full = axis.is_full(call.shape(0))
+        blocks = relation.blocks if full else _blocks_of(call, 0, axis.low, axis.high - axis.low)
+        found = batched(axis.small, blocks, relation.places)
+        return Answer([found], list(call.inputs), _scaled_ends(call, axis, 1))
+    inputs, output = _kept_labels(axes, call.shape(0))
+    return Signature((inputs, OWN, OWN, OWN), (output,), linear=EACH)
 
 
-def strided_slice_grad(call: Call) -> Signature:
-    shapes = call.results()
-    axes = [_strided_axes(call, side, shapes[side]) for side in (0, 1)]
-    output, inputs = _kept_labels(call, axes, shapes)
+def strided_slice_grad(call: Call) -> Answer | Signature | None:
+    shape, relation = call.result(), call.inputs[4]
+    axes = _strided_axes(call, shape)
+    if relation.kind is Kind.BATCHED:
+        axis = next(each for each in axes if each.small == relation.axis)
+        if axis.large is None or not axis.is_full(shape):
+            return None
+        scaled = call.scaled(0, axis.large) | _scaled_ends(call, axis, 1)
+        return Answer([batched(axis.large, relation.blocks)], list(call.inputs), scaled)
+    output, inputs = _kept_labels(axes, shape)
     return Signature(
         (OWN, OWN, OWN, OWN, inputs),
         (output,),
         linear=EACH,
-        linear_in=_FIFTH,
-        shapes=frozenset(range(4)),
+        linear_in=frozenset({4}),
+        shapes=frozenset({0}),
     )
 
 
-_FIFTH = frozenset({4})
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of a strided slice.
 
-_Axis = tuple[int | None, int | None, int, int, int]
-"""Axis of the input, axis of the output (None where there is none), begin, end and step."""
+    Attributes:
+      large, small: Its place in the larger and in the smaller tensor; None where it is not there.
+      entry: Its entry in `begin`, `end` and `strides`; None within an ellipsis.
+      ends: It has an end that is not masked, and the same for its begin in `begins`.
+    """
+
+    large: int | None
+    small: int | None
+    low: int
+    high: int
+    step: int
+    entry: int | None = None
+    begins: bool = False
+    ends: bool = False
+
+    def is_full(self, shape: Sequence[int]) -> bool:
+        return self.large is not None and (self.low, self.high, self.step) == (
+            0,
+            shape[self.large],
+            1,
+        )
 
 
-def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
-    begin, end, step = (call.values(1 + k)[side] for k in range(3))
+def _scaled_ends(call: Call, axis: _Axis, first: int) -> dict[int, int]:
+    """The entries of `begin` (input `first`) and `end` that lie along the axis of the examples."""
+    scaled: dict[int, int] = {}
+    if axis.entry is not None:
+        for k, read in ((first, axis.begins), (first + 1, axis.ends)):
+            if read and call.value(k)[axis.entry] < 0:
+                raise UnknownError
+            # An end beyond the axis stands for its end.
+            if read and not (k > first and call.value(k)[axis.entry] > axis.high):
+                scaled |= call.scaled(k, axis.entry)
+    return scaled
+
+
+def _strided_axes(call: Call, shape: Sequence[int]) -> list[_Axis]:
+    """The axes, by the shape of the larger tensor."""
+    first = 1
+    begin, end, step = (call.value(first + k) for k in range(3))
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {name: int(call.attr(f"{name}_mask")) for name in names}
     used = sum(not (masks["new_axis"] | masks["ellipsis"]) >> k & 1 for k in range(len(begin)))
@@ -205,18 +233,20 @@ def _strided_axes(call: Call, side: int, shape: Sequence[int]) -> list[_Axis]:
         has = {name for name in names if masks[name] >> k & 1}
         if k == len(begin) or "ellipsis" in has:
             for _ in range(len(shape) - max(used, 0) if k < len(begin) else len(shape) - old):
-                axes.append((old, new, 0, shape[old], 1))
+                axes.append(_Axis(old, new, 0, shape[old], 1))
                 old, new = old + 1, new + 1
         elif "new_axis" in has:
-            axes.append((None, new, 0, 1, 1))
+            axes.append(_Axis(None, new, 0, 1, 1))
             new += 1
         else:
-            if shape[old] < 0 and not {"begin", "end"} <= has:
-                raise UnknownError
-            low = 0 if "begin" in has else _position(begin[k], shape[old])
-            high = shape[old] if "end" in has else _position(end[k], shape[old])
             keeps = "shrink_axis" not in has
-            axes.append((old, new if keeps else None, low, high, int(step[k])))
+            begins, ends = "begin" not in has or not keeps, "end" not in has or not keeps
+            if shape[old] < 0 and (begins or ends):
+                raise UnknownError
+            low = _position(begin[k], shape[old]) if begins else 0
+            high = _position(end[k], shape[old]) if ends else shape[old]
+            place = new if keeps else None
+            axes.append(_Axis(old, place, low, high, int(step[k]), k, begins, ends))
             old, new = old + 1, new + keeps
     return axes
 
@@ -225,51 +255,27 @@ def _position(index: int, size: int) -> int:
     return min(int(index) + size if index < 0 else int(index), size)
 
 
-def _kept_labels(
-    call: Call, axes: list[list[_Axis]], shapes: Sequence[Sequence[int]]
-) -> tuple[Labels, Labels]:
-    """The labels of the larger and of the smaller tensor of a strided slice. Raises `UnknownError`
-    where a slice takes another part of an axis that is not kept in full than the whole."""
-    large: list[Label] = [None] * len(shapes[0])
+def _kept_labels(axes: list[_Axis], shape: Sequence[int]) -> tuple[Labels, Labels]:
+    """The labels of the larger and of the smaller tensor of a strided slice."""
+    large: list[Label] = [None] * len(shape)
     small: dict[int, Label] = {}
-    for each in zip(*axes, strict=True):
-        old, new = each[0][:2]
-        whole_axis = old is not None and all(
-            (low, high, by) == (0, shape[old], 1)
-            for (_, _, low, high, by), shape in zip(each, shapes, strict=True)
-        )
-        if old is not None and not whole_axis and each[0] != each[1]:
-            raise UnknownError
-        if new is not None:
-            small[new] = old if whole_axis else None
-            if old is not None and whole_axis:
-                large[old] = old
+    for axis in axes:
+        label = axis.large if axis.is_full(shape) else None
+        if axis.small is not None:
+            small[axis.small] = label
+        if axis.large is not None and axis.small is not None:
+            large[axis.large] = label
     return tuple(large), tuple(small[k] for k in range(len(small)))
 
 
-def _is_full(call: Call, found: list[_Axis], axis: int) -> bool:
-    return all(
-        (low, high, by) == (0, call.shapes(0)[side][axis], 1)
-        for side, (_, _, low, high, by) in enumerate(found)
-    )
-
-
-def _blocks_of(call: Call, axis: int, begins: list[int], sizes: list[int]) -> Relations | None:
-    """Whole blocks of the examples, from `begins` on, `sizes` long, for the whole and for a
-    slice."""
-    relation = call.inputs[0]
-    shapes = call.shapes(0)
-    if not relation.blocks:
-        return [batched(axis, 0)] if sizes[0] == call.count * sizes[1] else None
-    lengths = [shape[axis] // relation.blocks for shape in shapes]
-    found = {
-        (begin // length, size // length) if not (begin % length or size % length) else None
-        for begin, size, length in zip(begins, sizes, lengths, strict=True)
-    }
-    if len(found) != 1 or None in found:
-        return None
-    ((_, blocks),) = found  # type: ignore[misc]
-    return [batched(axis, blocks)]
+def _blocks_of(call: Call, data: int, begin: int, size: int) -> int:
+    """The number of whole blocks of the examples from `begin` on; raises UnknownError where a part
+    of a block would be cut off."""
+    relation = call.inputs[data]
+    length = call.shape(data)[relation.axis] // relation.blocks
+    if begin % length or size % length or not size:
+        raise UnknownError
+    return size // length
 
 
 def space_to_batch(call: Call) -> Relations | None:
@@ -279,7 +285,7 @@ def space_to_batch(call: Call) -> Relations | None:
         return [relation]
     if not _lies_along(relation, 0):
         return None
-    return [batched(0, max(relation.blocks, 1) * math.prod(block.tolist()))]
+    return [batched(0, relation.blocks * math.prod(block.tolist()))]
 
 
 def batch_to_space(call: Call) -> Relations | None:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.tf2.ops import elementwise as elements
-from checkmate.tf2.ops import flops, indices, loops, positions, products, shapes
+from checkmate.tf2.ops import flops, indices, loops, places, products, shapes
 from checkmate.tf2.ops.rule import (
     Eager,
     Fusion,
@@ -54,18 +54,18 @@ _example = products.per_example
 
 # Columns that several rows have in common.
 _ELEMENTWISE: Columns = {"in_place": InPlace.ANY_INPUT, "scratch": False}
-_COMBINES: Columns = _ELEMENTWISE | {"broadcasts": True, "commutes": True}
+_COMBINES: Columns = _ELEMENTWISE | {"broadcasts": True}
 _ADD: Columns = _COMBINES | {
     "axes": _element(TOGETHER),
     "list_axes": loops.added,
-    "positions": positions.sum_of(1, 1),
+    "places": places.added,
     "gradient_reads": _NOTHING,
 }
 _RESHAPE: Columns = {
     "role": Role.VIEW,
     "repeats": 0,
     "axes": shapes.reshape,
-    "positions": positions.moved,
+    "places": places.moved,
     "eager": Eager.VIEW,
 }
 _PRODUCT: Columns = {"fusion": Fusion.PRODUCT, "absorbs_transpose": True, "gradient_reads": _INPUTS}
@@ -85,7 +85,7 @@ _FUSED_CONVOLUTION: Columns = {
     "axes": products.fused_convolution,
 }
 _REDUCTION: Columns = {"shares": Shares.IDLE, "eager": Eager.REDUCTION}
-_MOVES: Columns = {"scratch": False, "shares": Shares.IDLE, "positions": positions.moved}
+_MOVES: Columns = {"scratch": False, "shares": Shares.IDLE, "places": places.moved}
 
 
 def rule_of(op_type: str) -> OpRule:
@@ -111,7 +111,7 @@ row(
     repeats=0,
     axes=_element(TOGETHER),
     list_axes=loops.entry,
-    positions=positions.moved,
+    places=places.moved,
     eager=Eager.VIEW,
 )
 row("PreventGradient", role=Role.ALIAS, axes=_element(TOGETHER), eager=Eager.VIEW)
@@ -204,15 +204,15 @@ row(
     **_ELEMENTWISE,
     axes=_element(EACH, 0),
 )
-row("LogicalAnd LogicalOr", **_ELEMENTWISE, commutes=True, axes=_element())
+row("LogicalAnd LogicalOr", **_ELEMENTWISE, axes=_element())
 row("RsqrtGrad SigmoidGrad SqrtGrad TanhGrad", **_ELEMENTWISE, axes=_element(EACH, 1))
-row("Maximum", **_COMBINES, axes=_element(), positions=positions.maximum)
+row("Maximum", **_COMBINES, axes=_element(), places=places.at_least_zero)
 row("Minimum", **_COMBINES, axes=_element())
 row("RealDiv", **_ELEMENTWISE, broadcasts=True, axes=_element(EACH, 0))
 row("Rsqrt Sqrt Square", **_ELEMENTWISE, broadcasts=True, axes=_element())
 row("Exp Relu Sigmoid Tanh", **_ELEMENTWISE, axes=_element(), gradient_reads=_OUTPUT)
 row("SquaredDifference", **_ELEMENTWISE, axes=_element(), gradient_reads=_INPUTS)
-row("Mul", **_COMBINES, axes=_element(EACH), positions=positions.product, gradient_reads=_INPUTS)
+row("Mul", **_COMBINES, axes=_element(EACH), places=places.multiplied, gradient_reads=_INPUTS)
 row("Add", **_ADD)
 row("AddV2", **_ADD, list_op=ListOp.SUM)
 row("Neg", **_ELEMENTWISE, broadcasts=True, axes=_element(TOGETHER), gradient_reads=_NOTHING)
@@ -221,7 +221,6 @@ row(
     **_ELEMENTWISE,
     broadcasts=True,
     axes=_element(TOGETHER),
-    positions=positions.sum_of(1, -1),
     gradient_reads=_NOTHING,
 )
 row("BiasAdd", **_ELEMENTWISE, fusion=Fusion.BIAS, axes=elements.bias_add, gradient_reads=_NOTHING)
@@ -234,9 +233,8 @@ row(
     list_axes=loops.added,
     gradient_reads=_NOTHING,
 )
-row("Equal", scratch=False, commutes=True, axes=_element())
-row("Greater Less LessEqual", scratch=False, axes=_element())
-row("GreaterEqual", scratch=False, axes=_element(), positions=positions.not_below)
+row("Equal", scratch=False, axes=_element())
+row("Greater GreaterEqual Less LessEqual", scratch=False, axes=_element())
 row("SelectV2", scratch=False, axes=elements.select)
 row("Cast", **_MOVES, broadcasts=True, casts=True, axes=elements.cast)
 row("Softmax", axes=elements.last_axes(1), gradient_reads=_OUTPUT)
@@ -326,11 +324,11 @@ row(
     "ConcatV2",
     shares=Shares.IDLE,
     axes=shapes.concat,
-    positions=positions.joined,
+    places=places.joined,
     moves_rows=True,
     gradient_reads=_NOTHING,
 )
-row("Pack", axes=shapes.pack, positions=positions.joined, gradient_reads=_NOTHING)
+row("Pack", axes=shapes.pack, places=places.joined, gradient_reads=_NOTHING)
 row("Pad", shares=Shares.IDLE, fusion=Fusion.READER, axes=shapes.pad)
 row("PadV2", shares=Shares.IDLE, axes=shapes.pad)
 row(
@@ -339,7 +337,7 @@ row(
     absorbs_transpose=True,
     repeats=0,
     axes=shapes.transpose,
-    positions=positions.moved,
+    places=places.moved,
     gradient_reads=_NOTHING,
 )
 row("TensorStridedSliceUpdate", in_place=InPlace.FIRST_INPUT)
@@ -363,13 +361,12 @@ row(
 row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elements.last_axes(3))
 
 # Indices and losses.
-row("GatherV2", axes=indices.gather, positions=positions.gather, moves_rows=True)
+row("GatherV2", axes=indices.gather, moves_rows=True)
 row("GatherNd", axes=indices.gather_nd)
-row("ScatterNd", axes=indices.scatter_nd, positions=positions.scatter, adds_rows=True)
+row("ScatterNd", axes=indices.scatter_nd, adds_rows=True)
 row(
     "UnsortedSegmentSum",
     axes=indices.segment_sum,
-    positions=positions.segment_sum,
     adds_rows=True,
     moves_rows=True,
 )

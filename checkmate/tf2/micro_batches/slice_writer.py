@@ -1,0 +1,280 @@
+"""SliceWriter: the copies of a step's ops that run in a slice of the batch, written for slices of
+one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from checkmate.tf2.axes.labels import Node, SliceBody, Use
+from checkmate.tf2.graph.graph_writer import (
+    ADD,
+    MULTIPLY,
+    RESHAPE,
+    GraphWriter,
+    names_of_inputs,
+    reachable,
+)
+from checkmate.tf2.graph.operations import reads_variable
+from checkmate.tf2.ops.call import one_number
+from checkmate.tf2.ops.relation import Kind, Relation, part_shape
+from checkmate.tf2.ops.table import rule_of
+
+_SHAPES = ("output_shapes", "_output_shapes")
+_NO_SHAPE = (tf.variant, tf.resource)
+
+
+class SliceWriter:
+    """Writes copies of ops for slices of `size` examples, which begin at multiples of `every`.
+
+    What a slice reads of the whole batch's values, its own part or in full, has a name that
+    `given` gives a value to. The arguments of a function within the step, which `gets_parts`, are
+    the slice's own.
+
+    Attributes:
+      checked: Names of places along the axis of the examples, and below which number they must be:
+        from 0 on they are of the slice's own examples.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        known: Any,
+        sizes: tuple[int, int, int],
+        early: Sequence[tf.Tensor] = (),
+        *,
+        gets_parts: bool = False,
+    ):
+        self.writer = GraphWriter()
+        self.checked: list[tuple[str, int]] = []
+        self._graph, self._known, self._gets_parts = graph, known, gets_parts
+        self._sizes = sizes
+        self._examples, self._size, self._every = sizes
+        self._names = names_of_inputs(graph)
+        self._early = {tensor.ref(): f"early_{k}:0" for k, tensor in enumerate(early)}
+        self._names |= self._early
+        self._parts: dict[tuple[Any, Relation], tuple[str, tf.Tensor]] = {}
+        self._constants: dict[tuple[Any, Relation | None], str] = {}
+        self._firsts: dict[tuple[int, tf.DType], str] = {}
+        self._counts: dict[tuple[int, int, tf.DType], tuple[str, str]] = {}
+        self._made: dict[Node, list[str]] = {}
+        self._copies: dict[tf.Operation, list[str]] = {}
+        self._bodies: list[Any] = []
+
+    def write(self, nodes: Iterable[Node], uses: Sequence[Use]) -> list[str]:
+        """Writes the copies, in order, and returns the names of the values that are used."""
+        for node in nodes:
+            self._copy(node)
+        return [self._read(use) for use in uses]
+
+    def given(
+        self, first: tf.Tensor | None, arguments: Sequence[tf.Tensor], early: Sequence[tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """The values by their names, in the slice that begins with example `first`. `arguments` are
+        those of the graph, captured ones last."""
+        named = dict(zip(names_of_inputs(self._graph).values(), arguments, strict=True))
+        named |= dict(zip(self._early.values(), early, strict=True))
+        if first is None:
+            return named
+        for (_, relation), (name, tensor) in self._parts.items():
+            source = self._names.get(tensor.ref())
+            value = named[source] if source else tf.constant(self._known(tensor), tensor.dtype)
+            named[name] = part_of(value, relation, first, self._examples, self._size)
+        for (places, dtype), name in self._firsts.items():
+            named[name] = tf.cast(first * places, dtype)
+        for (numbers, group, dtype), (counts, rest) in self._counts.items():
+            start = tf.cast(first, tf.int64) * numbers
+            moved = tf.cast(start // group, dtype)
+            named[counts] = tf.stack([moved, tf.zeros([], dtype)])
+            named[rest] = tf.reshape(tf.cast(start % group, tf.int32), [1])
+        return named
+
+    def make(self, named: dict[str, tf.Tensor], outputs: Sequence[str]) -> list[tf.Tensor]:
+        """Makes the ops in the graph that is being traced."""
+        for body in self._bodies:
+            body.add_to_graph(tf.compat.v1.get_default_graph())
+        return self.writer.import_here(named, outputs)
+
+    def _read(self, use: Use) -> str:
+        if use.node in self._made:
+            return self._made[use.node][use.tensor.value_index]
+        tensor, known = use.tensor, self._known(use.tensor)
+        in_part = use.relation.kind is Kind.BATCHED
+        if known is not None and (not in_part or one_number(known)):
+            return self._constant(tensor, known, use.relation if in_part else None)
+        if not in_part or self._gets_parts:
+            return self._names[tensor.ref()]
+        key = (tensor.ref(), use.relation)
+        return self._parts.setdefault(key, (f"part_{len(self._parts)}:0", tensor))[0]
+
+    def _constant(self, tensor: tf.Tensor, known: Any, relation: Relation | None) -> str:
+        key = (tensor.ref(), relation)
+        if key not in self._constants:
+            writer, shape = self.writer, list(known.shape)
+            if relation:
+                shape = part_shape(shape, relation, self._examples, self._size)
+            if known.size > 1 and one_number(known):
+                number = writer.constant(known.flat[0], tensor.dtype)
+                read = [writer.constant(np.asarray(shape, np.int32), tf.int32), number]
+                self._constants[key] = writer.add("Fill", read, tensor.dtype, name=tensor.op.name)
+            else:
+                self._constants[key] = writer.constant(known, tensor.dtype)
+        return self._constants[key]
+
+    def _copy(self, node: Node) -> None:
+        operation, answer, writer = node.operation, node.answer, self.writer
+        inputs = [self._read(use) for use in node.inputs]
+        for k, entry in answer.scaled.items():
+            value = np.array(self._known(operation.inputs[k]))
+            value.flat[entry] = value.flat[entry] // self._examples * self._size
+            inputs[k] = writer.constant(value, operation.inputs[k].dtype)
+        for k, places in answer.shifted.items():
+            inputs[k] = self._shifted(inputs[k], operation.inputs[k].dtype, places)
+        before = operation.control_inputs
+        after = [name for each in before for name in self._copies.get(each, ())]
+        if node.draw and node.draw.counter is not None:
+            outputs = [self._drawn(node, inputs, after)]
+        else:
+            name = self._copied(node, inputs, after)
+            outputs = [f"{name}:{k}" for k in range(len(operation.outputs))]
+        if answer.average:
+            share = writer.constant(self._size / self._examples, operation.outputs[0].dtype)
+            dtype = operation.outputs[0].dtype
+            outputs[0] = writer.add(MULTIPLY, [outputs[0], share], dtype, name="share")
+        self._made[node] = outputs
+
+    def _copied(self, node: Node, inputs: list[str], after: list[str]) -> str:
+        operation, relations = node.operation, node.answer.outputs
+        name = self.writer.copy(operation, inputs, after=after)
+        self._copies.setdefault(operation, []).append(name)
+        definition = self.writer.nodes[-1]
+        for attribute in _SHAPES:
+            shapes = definition.attr[attribute].list.shape if attribute in definition.attr else ()
+            for shape, relation in zip(shapes, relations, strict=False):
+                self._scale(shape, relation)
+        if relations and definition.attr["shape"].HasField("shape"):
+            self._scale(definition.attr["shape"].shape, relations[0])
+        elif "shape" in definition.attr and not definition.attr["shape"].WhichOneof("value"):
+            del definition.attr["shape"]
+        if operation.type == "Squeeze":  # an axis of one example is not squeezed
+            axes = [k for k, size in enumerate(operation.inputs[0].shape) if size == 1]
+            squeezed = definition.attr["squeeze_dims"].list
+            if not squeezed.i:
+                squeezed.i.extend(axes)
+        if node.answer.bodies:
+            self._replace_bodies(definition, node)
+        return name
+
+    def _scale(self, shape: Any, relation: Relation) -> None:
+        if relation.kind is Kind.BATCHED and relation.axis < len(shape.dim):
+            length = shape.dim[relation.axis]
+            if length.size > 0:
+                length.size = length.size // self._examples * self._size
+
+    def _replace_bodies(self, definition: Any, node: Node) -> None:
+        names = []
+        for body in node.answer.bodies:
+            assert isinstance(body, SliceBody)
+            function = function_of(body, self._sizes)
+            self._bodies.append(function)
+            names.append(function.name)
+        for attribute in rule_of(node.operation.type).functions:
+            listed = definition.attr[attribute].list.func
+            for each in listed or [definition.attr[attribute].func]:
+                each.name = names.pop(0)
+
+    def _shifted(self, name: str, dtype: tf.DType, places: int) -> str:
+        first = self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
+        moved = self.writer.add("Sub", [name, first], dtype, name="place")
+        self.checked.append((moved, places * self._size))
+        return moved
+
+    def _drawn(self, node: Node, inputs: list[str], after: list[str]) -> str:
+        """The slice's part of random numbers, cut out of a few more where it begins within a
+        count."""
+        draw, operation, writer = node.draw, node.operation, self.writer
+        assert draw is not None and draw.counter is not None
+        dtype, result = operation.inputs[draw.counter].dtype, operation.outputs[0]
+        key = (draw.numbers, draw.group, dtype)
+        k = len(self._counts)
+        counts, rest = self._counts.setdefault(key, (f"counts_{k}:0", f"rest_{k}:0"))
+        inputs[draw.counter] = writer.add(
+            ADD, [inputs[draw.counter], counts], dtype, name="counter"
+        )
+        if not self._every * draw.numbers % draw.group:
+            return f"{self._copied(node, inputs, after)}:0"
+        needed = self._size * draw.numbers
+        row = -(-(needed + draw.group - 1) // draw.group) * draw.group
+        inputs[0] = writer.constant([row], operation.inputs[0].dtype)
+        drawn = writer.copy(operation, inputs, after=after)
+        self._copies.setdefault(operation, []).append(drawn)
+        size = writer.constant([needed], tf.int32)
+        part = writer.add("Slice", [f"{drawn}:0", rest, size], result.dtype, name="drawn")
+        writer.nodes[-1].attr["Index"].type = tf.int32.as_datatype_enum
+        relation = node.answer.outputs[0]
+        shape = part_shape(result.shape.as_list(), relation, self._examples, self._size)
+        read = [part, writer.constant(shape, tf.int32)]
+        return writer.add(RESHAPE, read, result.dtype, name="drawn")
+
+    def ensured(self, node: Node) -> None:
+        """Tells the shape of a variable that a function reads, as its handle does not."""
+        name, tensor = self._made[node][0], node.operation.outputs[0]
+        self._made[node][0] = self.writer.wait((), name, tensor)
+
+
+def function_of(body: SliceBody, sizes: tuple[int, int, int]) -> Any:
+    """The function that a loop, condition or call runs in a slice."""
+    examples, size, _ = sizes
+    writer = SliceWriter(body.graph, body.value, sizes, gets_parts=True)
+    for node in _needed(body):
+        writer.write([node], ())
+        if reads_variable(node.operation):
+            writer.ensured(node)
+    names = writer.write((), body.uses)
+    specs = []
+    for tensor, relation in zip(body.graph.inputs, body.arguments, strict=True):
+        shape = tensor.shape
+        if shape.rank is not None and tensor.dtype not in _NO_SHAPE:
+            lengths = [-1 if n is None else n for n in shape.as_list()]
+            found = part_shape(lengths, relation, examples, size)
+            shape = [None if n < 0 else n for n in found]
+        specs.append(tf.TensorSpec(shape, tensor.dtype))
+
+    def run(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        return writer.make(writer.given(None, arguments, ()), names)
+
+    with tf.init_scope():
+        return tf.function(run, autograph=False).get_concrete_function(*specs)
+
+
+def _needed(body: SliceBody) -> list[Node]:
+    """The copies that a function needs, inputs first."""
+    place = {operation: k for k, operation in enumerate(reachable(body.graph))}
+    pending = [use.node for use in body.uses] + list(body.effects)
+    found: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [use.node for use in node.inputs]
+    return sorted(found, key=lambda node: place[node.operation])
+
+
+def part_of(
+    value: tf.Tensor, relation: Relation, first: tf.Tensor, examples: int, size: int
+) -> tf.Tensor:
+    """The part of a value, which is BATCHED, that belongs to the slice of `size` examples which
+    begins with example `first`."""
+    shape = value.shape.as_list()
+    block = shape[relation.axis] // relation.blocks
+    unit = block // examples
+    length = [*shape[: relation.axis], unit * size, *shape[relation.axis + 1 :]]
+    parts = []
+    for k in range(relation.blocks):
+        begin: list[Any] = [0] * len(shape)
+        begin[relation.axis] = k * block + first * unit
+        parts.append(tf.slice(value, tf.stack(begin), length))
+    return tf.concat(parts, relation.axis) if len(parts) > 1 else parts[0]
