@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes, Binding
+from checkmate.tf2.axes.labels import Labels, SliceBody
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.micro_batches.slice_writer import function_of
 from checkmate.tf2.micro_batches.sliced_step import SlicedStep
 from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.ops.relation import Kind, Relation
@@ -36,7 +38,7 @@ class Compared:
 
 
 def traced_on(step: Any, batch: Any) -> TracedStep:
-    function = tf.function(step)
+    function = step if hasattr(step, "get_concrete_function") else tf.function(step)
     specs = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)), batch
     )
@@ -96,6 +98,13 @@ def _values(traced: TracedStep) -> list[np.ndarray]:
 def _restore(traced: TracedStep, values: list[np.ndarray]) -> None:
     for variable, value in zip(traced.variables, values, strict=True):
         variable.assign(value)
+
+
+def in_halves(graph: Any, relations: list[Relation]) -> tuple[SliceBody, Any] | None:
+    """A function as it is for half of each value that is BATCHED, with the relations of its
+    arguments and results; None if it needs the whole."""
+    body = Labels(graph, graph, 2, {}).inside(graph, relations, None)
+    return body and (body, function_of(body, (2, 1, 1)))
 
 
 def combined(relation: Relation, parts: list[Any]) -> Any:

@@ -153,8 +153,9 @@ def by_hand():
             [IMAGE],
             **{"ksizes": [1, 2, 2, 1], "rates": [1] * 4, **ON_IMAGES},
         ),
-        "FusedBatchNormV3": of_type(
-            "FusedBatchNormV3", [IMAGE, (2,), (2,), (2,), (2,)], is_training=False
+        "FusedBatchNormV3": example(
+            [IMAGE, (2,), (2,), (2,), (2,)],
+            lambda *read: raw("FusedBatchNormV3", *read, is_training=False)[0],
         ),
         "ImageProjectiveTransformV2": example(
             [IMAGE, (4, 8)],

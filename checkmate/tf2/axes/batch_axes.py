@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from checkmate.core.layer_names import layer_names
 from checkmate.tf2.axes.keeping import Keeping, Rows
-from checkmate.tf2.axes.labels import Labels, Node
+from checkmate.tf2.axes.labels import Labels, Node, Of
 from checkmate.tf2.axes.phases import Handed, Phases
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.trace import TracedStep
@@ -103,6 +103,9 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
             binding = _binding(traced, labels)
             return BatchAxes(labels, phases, (), (), (), (), (), binding)
         phases.find()
+        if not phases.nodes:
+            labels.binding = _first_on_all(phases)
+            return BatchAxes(labels, phases, (), (), (), (), (), _binding(traced, labels))
         twice = _drawn_twice(phases)
         if not twice:
             break
@@ -122,6 +125,14 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
         tuple(phases.handed_on.values()),
         None,
     )
+
+
+def _first_on_all(phases: Phases) -> tf.Operation:
+    """The first op that runs on all examples, of a step of which nothing runs in slices."""
+    late = [operation for operation in phases.labels.order if operation in phases.late]
+    early = phases.labels.early
+    on_all = (o for o in late if any(early.get(t.op) is Of.EXAMPLES for t in o.inputs))
+    return next(on_all, late[0] if late else phases.labels.order[-1])
 
 
 def _drawn_twice(phases: Phases) -> set[tf.Operation]:

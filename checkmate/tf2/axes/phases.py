@@ -49,7 +49,9 @@ class Phases:
     def in_slice(self, use: Use) -> bool:
         """True for a value that a slice makes; otherwise it reads the whole's."""
         node = use.node
-        return node is not None and not self.labels.accesses.runs_before(node.operation)
+        if node is None or node.draw is not None:
+            return node is not None
+        return not self.labels.accesses.runs_before(node.operation)
 
     def _run_effect(self, operation: tf.Operation) -> None:
         """Runs an op with a side effect, unless it only counts for its value."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
@@ -212,6 +213,23 @@ class GraphWriter:
         node = self._node("shape", "Const", [], dtype=dtype)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return f"{node.name}:0"
+
+    def require_below(self, value: str, limit: int, like: tf.Tensor, message: str) -> str:
+        """Writes an op that fails with a message unless whole numbers are from 0 on and below a
+        limit; returns its name."""
+        bounds = (("GreaterEqual", 0), ("Less", limit))
+        tests = [
+            self.add(kind, [value, self.constant(bound, like.dtype)], like.dtype, name="within")
+            for kind, bound in bounds
+        ]
+        both = self._node("within", "LogicalAnd", tests)
+        axes = self.constant(np.arange(like.shape.rank), tf.int32)
+        test = self._node("within", "All", [f"{both.name}:0", axes], Tidx=tf.int32)
+        checked = self._node(
+            "checked", "Assert", [f"{test.name}:0", self.constant(message, tf.string)]
+        )
+        checked.attr["T"].list.type.append(tf.string.as_datatype_enum)
+        return checked.name
 
     def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
         """Writes a number that TensorFlow does not recognize as a constant, so that it does not

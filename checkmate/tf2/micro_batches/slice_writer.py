@@ -27,16 +27,18 @@ _SHAPES = ("output_shapes", "_output_shapes")
 _NO_SHAPE = (tf.variant, tf.resource)
 
 
+OTHER_EXAMPLES = (
+    "An op reads or adds to entries of other examples of the batch than those of its slice, by"
+    " indices that are known when the step runs only. Train this step with micro_batches=1."
+)
+
+
 class SliceWriter:
     """Writes copies of ops for slices of `size` examples, which begin at multiples of `every`.
 
     What a slice reads of the whole batch's values, its own part or in full, has a name that
     `given` gives a value to. The arguments of a function within the step, which `gets_parts`, are
     the slice's own.
-
-    Attributes:
-      checked: Names of places along the axis of the examples, and below which number they must be:
-        from 0 on they are of the slice's own examples.
     """
 
     def __init__(
@@ -49,7 +51,6 @@ class SliceWriter:
         gets_parts: bool = False,
     ):
         self.writer = GraphWriter()
-        self.checked: list[tuple[str, int]] = []
         self._graph, self._known, self._gets_parts = graph, known, gets_parts
         self._sizes = sizes
         self._examples, self._size, self._every = sizes
@@ -131,10 +132,12 @@ class SliceWriter:
             value = np.array(self._known(operation.inputs[k]))
             value.flat[entry] = value.flat[entry] // self._examples * self._size
             inputs[k] = writer.constant(value, operation.inputs[k].dtype)
-        for k, places in answer.shifted.items():
-            inputs[k] = self._shifted(inputs[k], operation.inputs[k].dtype, places)
         before = operation.control_inputs
         after = [name for each in before for name in self._copies.get(each, ())]
+        for k, places in answer.shifted.items():
+            tensor, below = operation.inputs[k], places * self._size
+            inputs[k] = self._shifted(inputs[k], tensor.dtype, places)
+            after.append(writer.require_below(inputs[k], below, tensor, OTHER_EXAMPLES))
         if node.draw and node.draw.counter is not None:
             outputs = [self._drawn(node, inputs, after)]
         else:
@@ -188,9 +191,7 @@ class SliceWriter:
 
     def _shifted(self, name: str, dtype: tf.DType, places: int) -> str:
         first = self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
-        moved = self.writer.add("Sub", [name, first], dtype, name="place")
-        self.checked.append((moved, places * self._size))
-        return moved
+        return self.writer.add("Sub", [name, first], dtype, name="place")
 
     def _drawn(self, node: Node, inputs: list[str], after: list[str]) -> str:
         """The slice's part of random numbers, cut out of a few more where it begins within a

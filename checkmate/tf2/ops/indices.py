@@ -54,6 +54,7 @@ def scatter_nd(call: Call) -> Signature | Answer:
         summed=frozenset(rows),
         linear=EACH,
         linear_in=_SECOND,
+        shapes=frozenset({2}),
     )
 
 
