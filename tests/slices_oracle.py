@@ -67,8 +67,7 @@ def in_slices(step: Any, batch: Any, examples: int, *, tolerance: float = 1e-9) 
     errors = []
     pairs = [("results", *pair) for pair in zip(expected, found, strict=True)]
     pairs += [
-        (v.name, *pair)
-        for v, *pair in zip(traced.variables, trained, _values(traced), strict=True)
+        (v.name, *pair) for v, *pair in zip(traced.variables, trained, _values(traced), strict=True)
     ]
     for k, (name, wanted, value) in enumerate(pairs):
         line = _difference(np.asarray(wanted), np.asarray(value), tolerance)

@@ -44,7 +44,7 @@ def added(call: Call, answer: Answer) -> int:
 def multiplied(call: Call, answer: Answer) -> int:
     found = [_of(call, answer, k) for k in (0, 1)]
     other = call.known[1] if found[0] else call.known[0]
-    if all(found) or other is None or not one_number(other):
+    if all(found) or not any(found) or other is None or not one_number(other):
         return 0
     return max(0, sum(found) * int(other.flat[0]))
 
