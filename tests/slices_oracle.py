@@ -12,10 +12,10 @@ import tensorflow as tf
 from checkmate.tf2.axes.batch_axes import BatchAxes, Binding
 from checkmate.tf2.axes.labels import Labels, SliceBody
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.micro_batches.slice_writer import function_of
-from checkmate.tf2.micro_batches.sliced_step import SlicedStep
-from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.ops.relation import Kind, Relation
+from checkmate.tf2.rewrites.slice_writer import function_of
+from checkmate.tf2.rewrites.step import Step
+from checkmate.tf2.rewrites.tile import Tile
 
 
 @dataclass
@@ -49,21 +49,21 @@ def in_slices(step: Any, batch: Any, examples: int, *, tolerance: float = 1e-9) 
     """Runs a step on a batch, and in slices of `examples`. Numbers with a fraction may be off by
     `tolerance` of the largest of a value."""
     traced = traced_on(step, batch)
-    sliced = SlicedStep(traced)
-    axes = sliced._axes
+    written = Step.of(step, batch, traced)
+    tile = Tile()
+    axes = tile.axes(written)
     if axes.binding is not None:
         return Compared(axes, [axes.binding.reason], 0)
     flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
-    slices = Slices(sliced.examples, examples)
-    functions = sliced.functions(slices)
+    in_slices = tile.apply(written, examples).in_slices
     start = _values(traced)
     expected = tf.nest.flatten(traced.function(*batch))
     trained = _values(traced)
     _restore(traced, start)
-    early = functions.before(*flat)
-    for first, size in slices:
-        functions.each[size](tf.constant(first), *flat, *early)
-    found = tf.nest.flatten(functions.after(*flat, *early))
+    early = in_slices.before(*flat)
+    for first, size in in_slices.slices:
+        in_slices.each[size].function(tf.constant(first), *flat, *early)
+    found = tf.nest.flatten(in_slices.after.function(*flat, *early))
     errors = []
     pairs = [("results", *pair) for pair in zip(expected, found, strict=True)]
     pairs += [

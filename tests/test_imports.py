@@ -61,13 +61,11 @@ LAYERS = {
     "tf2.memory": "tf2.execution tf2.costs version unlogged",
     "tf2.report": "tf2.memory solvers.result",
     "tf2.options": "tf2.costs solvers.solve",
-    "tf2.planning": "tf2.options tf2.report solvers.curve progress",
+    "tf2.rewrites": "tf2.axes tf2.memory tf2.deferred_update",
+    "tf2.planning": "tf2.options tf2.report tf2.rewrites solvers.curve progress",
     "tf2.deferred_update": "tf2.graph",
-    "tf2.micro_batches": "tf2.axes tf2.planning tf2.deferred_update",
     "tf2.eager": "tf2.costs dtr",
-    **dict.fromkeys(
-        (f"tf2.{door}" for door in DOORS), "tf2.micro_batches tf2.doors tf2.uninitialized"
-    ),
+    **dict.fromkeys((f"tf2.{door}" for door in DOORS), "tf2.planning tf2.doors tf2.uninitialized"),
     "tf2.uninitialized": "errors",
     "tf2.models": "tf2.doors tf2.uninitialized",
     "tf2.tensorboard": "tf2.doors",

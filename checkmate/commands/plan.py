@@ -98,10 +98,10 @@ def plan_command(
             from checkmate.tf2.models import step_on_paper
         profile = DeviceProfile.of(device) if device else None
         with progress.phase("tracing"):
-            step = step_on_paper(model, **training)
+            step, keras_model = step_on_paper(model, **training)
     status = 0
     if profile:
-        answer = _on_device(step, profile, search, as_json=as_json)
+        answer = _on_device(step, keras_model, profile, search, as_json=as_json)
         status = int(not answer)
         if click.get_current_context().get_parameter_source("budgets") is ParameterSource.DEFAULT:
             if micro_batches == 1:
@@ -119,7 +119,7 @@ def plan_command(
     sys.exit(status)
 
 
-def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> Any:
+def _on_device(step: Any, model: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> Any:
     from checkmate.tf2.fits import step_fits
     from checkmate.tf2.options import PlanOptions
     from checkmate.tf2.uninitialized import uninitialized_variables
@@ -127,10 +127,9 @@ def _on_device(step: Any, profile: Any, search: SearchOptions, *, as_json: bool)
     asked = PlanOptions(
         solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
     )
-    with uninitialized_variables(), Progress(step.name) as progress:
-        answer = step_fits(
-            step.step, step.specs, step.name, profile, asked, progress, model=step.model
-        )
+    name = step.traced.graph.name
+    with uninitialized_variables(), Progress(name) as progress:
+        answer = step_fits(step.source, step.specs, name, profile, asked, progress, model=model)
     if as_json:
         print_json(dataclasses.asdict(answer))
     else:

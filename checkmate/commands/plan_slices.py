@@ -13,95 +13,130 @@ from checkmate.commands.output import Found, is_interrupted, solve_each
 from checkmate.commands.table import complain
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import replay
-from checkmate.errors import TraceError
+from checkmate.core.replay import floor, replay
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import CostModel, with_costs
-from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.micro_batches.on_paper import StepOnPaper
-from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.planning import store
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.rewrites.search import Search
+from checkmate.tf2.rewrites.slices import Slices, sliced_specs
+from checkmate.tf2.rewrites.step import Step, with_all_variables
+from checkmate.tf2.rewrites.tile import Tile
+from checkmate.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SliceGraph:
-    """The step of a slice, its graph with costs, and the plain step's peak on the whole batch."""
+    """The graph of the piece of a step that is planned, with costs; the seconds of all else that
+    the step runs, and the plain step's peak on the whole batch."""
 
-    slices: Slices
-    traced: TracedStep
+    step: Step
     graph: DFGraph
+    after_s: float
     plain_bytes: int
+
+    @property
+    def slices(self) -> Slices:
+        return self.step.slices
+
+    @property
+    def traced(self) -> TracedStep:
+        return self.step.pieces[0].traced
 
     @property
     def suffix(self) -> str:
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
+    def seconds(self, cost: float) -> float:
+        """The cost of the step by that of a slice."""
+        return self.slices.examples / self.slices.size * cost + self.after_s
+
     def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
         facts |= {"unchanged": False}
-        if self.slices.count > 1:
-            facts["slices"] = {"size": self.slices.size, "plain_bytes": self.plain_bytes}
+        facts |= store.record_of(self.step.record, self.plain_bytes)
         store.write(path, self.traced, graph, plan, facts)
 
 
 class SliceGraphs:
-    def __init__(
-        self, step: StepOnPaper, costs: str | CostModel, on_progress: Callable[[int, int], None]
-    ):
-        self._step, self._costs = step, costs
+    def __init__(self, step: Step, costs: str | CostModel, on_progress: Callable[[int, int], None]):
+        self._step, self._costs, self._tile = step, costs, Tile()
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-        self._whole = SliceGraph(Slices.of(step.examples, 1), step.traced, graph, peak)
-        self._made = {step.examples: self._whole}
+        self._made = {step: SliceGraph(step, graph, 0.0, peak)}
+        self._single: DFGraph | None = None
 
     def plans(
         self, budgets: tuple[str, ...], search: SearchOptions, count: int | str
     ) -> Iterator[tuple[SliceGraph, list[Found]]]:
         """Yields graphs and the results for each; budgets are shares of the plain step's peak."""
-        plain = self._whole.plain_bytes
+        plain = self._made[self._step].plain_bytes
         if count != "auto":
-            sliced = self._at(Slices.of(self._step.examples, int(count)))
+            slices, step = Slices.of(self._step.examples, int(count)), self._step
+            sliced = self._at(step if slices.count == 1 else self._tile.apply(step, slices.size))
             found = solve_each(sliced.graph, budgets, search, percent_of=plain)
             yield sliced, [self._advised(one, sliced) for one in found]
             return
-        for budget, _ in each_budget(budgets, percent_of=plain):
-            sliced, best = self._cheapest(budget, search)
+        for budget, budget_bytes in each_budget(budgets, percent_of=plain):
+            sliced, best = self._cheapest(budget, budget_bytes, search)
             yield sliced, [self._advised(best, sliced)]
             if is_interrupted(best):
                 break
 
     def _advised(self, found: Found, sliced: SliceGraph) -> Found:
         """A refusal of the whole batch with what a smaller one would need."""
-        if sliced is not self._whole or found.facts["status"] != SolveStatus.INFEASIBLE.name:
+        if sliced.slices.count > 1 or found.facts["status"] != SolveStatus.INFEASIBLE.name:
             return found
-        advice = self._step.smaller_batch(found.facts["budget_bytes"])
+        advice = self._smaller_batch(found.facts["budget_bytes"])
         return replace(found, message=f"{found.message} {advice}".rstrip())
 
-    def _at(self, slices: Slices) -> SliceGraph:
-        if slices.size not in self._made:
-            traced = self._step.slice(slices)
-            graph = self._step.with_all_variables(traced, with_costs(traced, self._costs))
-            sliced = SliceGraph(slices, traced, graph, self._whole.plain_bytes)
-            self._made[slices.size] = sliced
-        return self._made[slices.size]
+    def _smaller_batch(self, budget_bytes: int) -> str:
+        """A sentence on whether a smaller batch may fit, "" for a batch of one."""
+        step = self._step
+        if step.examples == 1:
+            return ""
+        if self._single is None:
+            self._single = trace(step.source, *sliced_specs(step.specs, 1)).graph
+        least, budget = floor(self._single).bytes, format_bytes(budget_bytes)
+        if least > budget_bytes:
+            return f"Not even a batch of 1 fits {budget}: it needs {format_bytes(least)}."
+        return f"A smaller batch may fit {budget}: one of 1 needs {format_bytes(least)} at least."
 
-    def _cheapest(self, budget: str, search: SearchOptions) -> tuple[SliceGraph, Found]:
+    def _at(self, step: Step) -> SliceGraph:
+        if step not in self._made:
+            piece, after = step.pieces[0].traced, step.pieces[-1].traced
+            graph = with_all_variables(self._step.traced, piece, with_costs(piece, self._costs))
+            rest = with_costs(after, self._costs).total_cost
+            plain = self._made[self._step].plain_bytes
+            self._made[step] = SliceGraph(step, graph, rest, plain)
+        return self._made[step]
+
+    def _cheapest(
+        self, budget: str, budget_bytes: int, options: SearchOptions
+    ) -> tuple[SliceGraph, Found]:
         """The result of least cost, of the whole batch and of halves, quarters, ... of it."""
-        best, least = None, math.inf
-        for slices in (self._whole.slices, *Slices.halved(self._step.examples)):
-            try:
-                sliced = self._at(slices)
-            except TraceError as error:
-                complain(str(error))
-                continue
-            times = slices.examples / slices.size
-            if best and times * sliced.graph.total_cost >= least:
-                break
+        looked: list[tuple[SliceGraph, Found]] = []
+
+        def bound(step: Step) -> float:
+            sliced = self._at(step)
+            return sliced.seconds(sliced.graph.total_cost)
+
+        def plan(step: Step) -> tuple[Found, float, float] | None:
+            sliced = self._at(step)
             plain = sliced.plain_bytes
-            (found,) = solve_each(sliced.graph, [budget], search, percent_of=plain)
-            cost = math.inf if found.plan is None else times * found.facts["cost"]
-            if best is None or cost < least or is_interrupted(found):
-                best, least = (sliced, found), cost
+            (found,) = solve_each(sliced.graph, [budget], options, percent_of=plain)
+            looked.append((sliced, found))
             if is_interrupted(found):
-                break
-        assert best is not None
-        return best
+                search.least_s = math.inf  # nothing else is looked at
+            if found.plan is None:
+                return None
+            return found, sliced.seconds(found.facts["bound"]), sliced.seconds(found.facts["cost"])
+
+        least = self._made[self._step].graph.total_cost
+        search = Search(bound, plan, least, TUNING.worth_share)
+        best = search.run(self._step, [self._tile])
+        for reason in search.why_not:
+            complain(f"{self._step.traced.graph.name!r} is not split: {reason}")
+        if best is None or search.least_s == math.inf:
+            return looked[0] if best is None else looked[-1]
+        return next(each for each in looked if each[1] is best.found)

@@ -36,7 +36,7 @@ def profile_command(models: tuple[str, ...], output: Path, **training: Any) -> N
             from checkmate.tf2.models import step_on_paper
         for model in models:
             with progress.phase(model):
-                traced = step_on_paper(model, loss=None, **training).traced
+                traced = step_on_paper(model, loss=None, **training)[0].traced
                 found = DeviceProfile.measured(traced, progress.advance)
                 found.save(output)
     whole = DeviceProfile.load(output)

@@ -18,8 +18,8 @@ from checkmate.core.plan import Plan
 from checkmate.errors import TraceError
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2.error_text import said
-from checkmate.tf2.micro_batches.planner import planner_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
+from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.planning.request import Planned, PlanRequest, Reason
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
 from checkmate.tf2.planning.store import save
@@ -111,7 +111,7 @@ class PlannedStep(Generic[Result]):
     """
 
     def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
-        self._planner, self._specs = planner_of(request), specs
+        self._planner, self._specs = Planner(request), specs
         self._flat_specs = tf.nest.flatten(specs)
         check_exact(specs)
         self._name = request.name

@@ -28,14 +28,13 @@ from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.graph.trace import TracedStep, analyse, analyse_same
+from checkmate.tf2.graph.trace import TracedStep, analyse, same_graph
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.scratch import give_own_memory
-from checkmate.tf2.micro_batches.sliced_run import on_replicas
-from checkmate.tf2.micro_batches.slices import Slices, examples_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.request import Planned, PlanRequest
+from checkmate.tf2.planning.sliced_run import on_replicas
 from checkmate.tf2.replicas import (
     ReplicatedPart,
     WholeStep,
@@ -46,6 +45,7 @@ from checkmate.tf2.replicas import (
     refuse_unequal,
 )
 from checkmate.tf2.report import Report
+from checkmate.tf2.rewrites.slices import Slices, examples_of
 from checkmate.units import is_share, parse_bytes
 
 
@@ -108,7 +108,8 @@ class ReplicatedFunction(PlannedFunction):
         part = ReplicatedPart(step, self._optimizer, self._strategy, calls)
         self._give_own_memory(part.concretes, part.variables)
         first = analyse(part.concretes[0], name=self._name)
-        traced = [first, *(analyse_same(each, first, self._name) for each in part.concretes[1:])]
+        others = (analyse(each, name=self._name) for each in part.concretes[1:])
+        traced = [first, *(same_graph(each, first) for each in others)]
         main = self._plan(part, first, calls[0])
         runs = on_replicas(main, traced)
 

@@ -26,10 +26,10 @@ from checkmate.tf2.max_batch import (
     largest_near,
     sized,
 )
-from checkmate.tf2.micro_batches.slices import examples_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.planner import fits_unchanged, measured, new_plan, with_budget
+from checkmate.tf2.planning.new_plan import fits_unchanged, measured, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
+from checkmate.tf2.rewrites.slices import examples_of
 from checkmate.tf2.training_step import check_exact, refuse_missing, training_step
 from checkmate.tf2.uninitialized import uninitialized_variables
 from checkmate.units import Bytes, format_bytes

@@ -19,8 +19,9 @@ from checkmate.errors import TraceError
 from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.error_text import said
 from checkmate.tf2.fit import planned, rematerialize
-from checkmate.tf2.micro_batches.on_paper import StepOnPaper
+from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.options import PlanKeywords
+from checkmate.tf2.rewrites.step import Step
 from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import NoValueError, uninitialized_variables
 
@@ -40,7 +41,7 @@ class Workload:
 
 def step_on_paper(
     model: str, *, batch: int, size: int | None, loss: str | None, optimizer: str
-) -> StepOnPaper:
+) -> tuple[Step, keras.Model]:
     """Traces the training step that `checkmate.tf2.compile` would plan; nothing is run, and no
     batch and no weights are made. A model whose function reads its variables gets their values, and
     a warning says so.
@@ -51,21 +52,22 @@ def step_on_paper(
         else the mean squared error.
     """
 
-    def traced() -> StepOnPaper:
+    def made() -> tuple[Step, keras.Model]:
         work = workload(model, batch=batch, size=size, loss=loss)
         step, specs = training_step(work.model, work.loss, optimizer, work.inputs, work.labels)
-        return StepOnPaper(step, specs, work.model.name, work.model)
+        traced = trace(step, *specs, name=work.model.name)
+        return Step.of(step, specs, traced), work.model
 
     try:
         with uninitialized_variables():
-            return traced()
+            return made()
     # The model's own code may raise the error as another.
     except Exception as error:
         if not _reads_a_value(error):
             raise
     log.warning("%s reads its variables, so they are made with their values.", model)
     keras.backend.clear_session()
-    return traced()
+    return made()
 
 
 def _reads_a_value(error: BaseException | None) -> bool:

@@ -25,12 +25,14 @@ from checkmate.tf2.costs.roofline import rates_of
 from checkmate.tf2.error_text import said
 from checkmate.tf2.fits import Fits, step_fits
 from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.keras2 import EveryKerasCallback
 from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import argument_bytes
-from checkmate.tf2.micro_batches.on_paper import StepOnPaper
-from checkmate.tf2.micro_batches.slices import Slices
 from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.rewrites.slices import Slices
+from checkmate.tf2.rewrites.step import Step, with_all_variables
+from checkmate.tf2.rewrites.tile import Tile
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -228,19 +230,26 @@ def explain(
     `door` is the call that puts it under a budget."""
     device = devices.training_device()
     is_open = any(not spec.shape.is_fully_defined() for spec in specs(None))
-    paper = StepOnPaper(tf.function(step), specs(SOME_BATCH if is_open else None), name)
+
+    def on_paper(batch: int | None) -> Step:
+        function = tf.function(step)
+        return Step.of(function, specs(batch), trace(function, *specs(batch), name=name))
+
+    paper = on_paper(SOME_BATCH if is_open else None)
     batch = _failed_batch(_requested(error), paper, is_open)
     if is_open and batch is None:
         raise TraceError("no batch follows the one that failed.")
     if batch:
-        paper = StepOnPaper(tf.function(step), specs(batch), name)
+        paper = on_paper(batch)
     traced = paper.traced
     in_use = devices.bytes_in_use(device)
     others = max(0, in_use - traced.before_bytes)
     budget = auto_budget(device)
     profile = DeviceProfile(devices.describe(device), budget - others, rates_of(device))
     options = PlanOptions(budget=max(1, budget - others), time_limit_s=PLAN_S, verbose=False)
-    found = step_fits(paper.step, paper.specs, name, profile, options, largest=False, traced=traced)
+    found = step_fits(
+        paper.source, paper.specs, name, profile, options, largest=False, traced=traced
+    )
     graph = with_costs(traced, "roofline")
     used = usage(graph, traced.plain_plan())
     kinds = _kinds(traced, used, found.plain_peak_bytes, others)
@@ -259,7 +268,7 @@ def explain(
     )
 
 
-def _failed_batch(requested: str, paper: StepOnPaper, is_other: bool) -> int | None:
+def _failed_batch(requested: str, paper: Step, is_other: bool) -> int | None:
     """The batch in whose step there is a tensor of the shape that did not fit; None where it may be
     that on paper, unless it is another one, or is not to be told."""
     found = re.search(r"shape\[([\d,]+)\]", requested)
@@ -304,7 +313,7 @@ def _kinds(traced: Any, used: Any, peak_bytes: int, others: int) -> list[tuple[s
 
 
 def _ways(
-    paper: StepOnPaper, found: Fits, plain_cost: float, door: str
+    paper: Step, found: Fits, plain_cost: float, door: str
 ) -> tuple[list[WayOut], tuple[str, ...]]:
     budget, ways, tried = found.budget_bytes, list[WayOut](), list[str]()
     same = "the same numbers"
@@ -316,15 +325,15 @@ def _ways(
             "No plan of the whole batch fits: the smallest budget that one was found for is"
             f" {format_bytes(found.smallest_budget_bytes)}."
         )
-    count = 2
+    count, tile = 2, Tile()
     while count <= min(MOST_SLICES, paper.examples):
         slices = Slices.of(paper.examples, count)
         try:
-            part = paper.slice(slices)
+            part = tile.apply(paper, slices.size).pieces[0].traced
         except CheckmateError as error:
             tried.append(f"Not in slices of the batch: {error}")
             break
-        graph = paper.with_all_variables(part, with_costs(part, "roofline"))
+        graph = with_all_variables(paper.traced, part, with_costs(part, "roofline"))
         peak = replay(graph, part.plain_plan()).peak_bytes
         if peak <= budget:
             slowdown = slices.count * graph.total_cost / plain_cost

@@ -75,7 +75,7 @@ def judged(op_type, call):
     from calls_of_ops import values
     from slices_oracle import combined, in_halves
 
-    from checkmate.tf2.ops.relation import SAME, Kind, batched
+    from checkmate.tf2.ops.relation import SAME, batched
 
     count, wrong = 0, []
     whole = traced(call)

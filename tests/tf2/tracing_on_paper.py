@@ -9,7 +9,7 @@ def traced(model, optimizer="adam"):
     from checkmate.tf2.models import step_on_paper
 
     keras.backend.clear_session()
-    return step_on_paper(model, batch=4, size=None, loss=None, optimizer=optimizer).traced
+    return step_on_paper(model, batch=4, size=None, loss=None, optimizer=optimizer)[0].traced
 
 
 def definitions(step):

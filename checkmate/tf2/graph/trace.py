@@ -34,26 +34,12 @@ from checkmate.tf2.graph.variables import variables_of
 from checkmate.tf2.ops.table import rule_of
 
 
-class AlreadyTraced:
-    def __init__(self, concrete: Any, specs: Any):
-        self._concrete, self._specs = concrete, specs
-
-    def __call__(self, *args: Any) -> Any:
-        return self._concrete(*args)
-
-    def get_concrete_function(self, *specs: Any) -> Any:
-        if tuple(specs) != tuple(self._specs):
-            raise TraceError("This step was traced before, for other shapes.")
-        return self._concrete
-
-
-def analyse_same(concrete: Any, main: TracedStep, name: str) -> TracedStep:
-    """Analyses the trace of a replica, so that it can run a plan of the first replica's. Raises
-    `TraceError` where the graphs differ."""
-    traced = analyse(concrete, name=main.graph.name)
+def same_graph(traced: TracedStep, main: TracedStep) -> TracedStep:
+    """The trace of a replica, which can run a plan of the first replica's. Raises `TraceError`
+    where the graphs differ."""
     if fingerprint(traced.graph) != fingerprint(main.graph):
         raise TraceError(
-            f"The replicas of {name!r} do not run the same graph ({len(main.graph)} and"
+            f"The replicas of {main.graph.name!r} do not run the same graph ({len(main.graph)} and"
             f" {len(traced.graph)} ops, or other sizes), so one plan cannot serve them. Use"
             " batches that are a multiple of the number of replicas; drop_remainder=True drops"
             " the last."

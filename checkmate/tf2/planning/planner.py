@@ -1,7 +1,7 @@
 """Planner: from a step and its shapes to the function that runs within the budget, on paper.
 
-trace -> costs and footprints of ops that run alone -> the plain step's peak -> the budget -> search
--> the function. No step runs, nor an op that has state.
+trace -> the step, and the ways to write it otherwise -> for each that may be the cheapest, a plan
+of each of its pieces (`new_plan`) -> the function. No step runs, nor an op that has state.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.replay import replay
-from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError
-from checkmate.solvers.layer_rules import LayerRules
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError, TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.measured import Costs, costs_of
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
-from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.memory.budget import RESERVES
 from checkmate.tf2.memory.garbage import only_new_garbage
-from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
-from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
-from checkmate.tf2.planning.refusal import Refusal
+from checkmate.tf2.planning.new_plan import new_plan
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
-from checkmate.tf2.report import Report
-from checkmate.units import format_bytes
+from checkmate.tf2.planning.rewriting import LOOKING, Rewriting
+from checkmate.tf2.planning.sliced_run import added
+from checkmate.tf2.rewrites.slices import Slices, examples_of
 
 log = logging.getLogger("checkmate")
 
@@ -57,19 +52,18 @@ class Planner:
         traced: TracedStep | None = None,
         released_bytes: int = 0,
     ) -> Planned:
-        """Plans the step for these shapes; with `like`, under the same plan where it fits. `batch`
-        has flattened values of these specs in memory, if there are any; `released_bytes` are in use
-        and released once this plan is taken."""
+        """Plans the step for these shapes; with `like`, under the same plan where it fits, or in
+        slices of the same size. `batch` has flattened values of these specs in memory, if there are
+        any; `released_bytes` are in use and released once this plan is taken."""
         request = self.request
-        if request.options.plan:
+        if like is None and request.options.plan:
             store.prepare(request.options.plan)
         with only_new_garbage(), request.showing() as progress:
             clock = Clock(progress)
             with clock.phase("tracing"):
-                traced = traced or trace(
-                    request.step, *specs, name=request.name, like=like.traced if like else None
-                )
-            if like is not None and (same := self._under_same_plan(traced, specs, like)):
+                main = like.traced if like and not like.part else None
+                traced = traced or trace(request.step, *specs, name=request.name, like=main)
+            if main is not None and (same := self._under_same_plan(traced, specs, like)):
                 return same
             task = PlanTask.of(
                 request,
@@ -81,18 +75,26 @@ class Planner:
                 is_main=like is None,
                 budget_bytes=self.budget_bytes,
             )
+            if like is not None and like.part:
+                return self._in_slices_of(like, task)
+            path = self.path_of(traced)
             try:
-                stored = store.stored_plan(task)
-                planned = stored or new_plan(task)
+                if request.options.micro_batches == 1 or like is not None:
+                    stored = store.stored_plan(task)
+                    planned = stored or new_plan(task)
+                else:
+                    rewriting = Rewriting.of(replace(request, progress=progress), task)
+                    with clock.phase(LOOKING):
+                        stored = rewriting.stored(path)
+                        planned = stored or rewriting.new()
                 if not request.whole:
                     progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
                 devices.forget_peak(devices.training_device())
         self.budget_bytes = planned.report.budget_bytes
-        report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
-        planned = replace(planned, report=report)
+        planned = _timed(planned, clock)
         log.info("%s", planned.report)
-        if like is None and stored is None and (path := self.path_of(traced)):
+        if like is None and stored is None and path:
             store.keep(path, planned)
         return planned
 
@@ -141,9 +143,10 @@ class Planner:
         return store.path_of(self.request, traced)
 
     def _under_same_plan(
-        self, traced: TracedStep, specs: tuple[Any, ...], main: Planned
+        self, traced: TracedStep, specs: tuple[Any, ...], main: Planned | None
     ) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
+        assert main is not None
         if main.result is None:
             return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:
@@ -155,90 +158,30 @@ class Planner:
             return None
         return replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan))
 
-
-def measured(task: PlanTask) -> tuple[Costs, int]:
-    """The costs of a step, and the plain step's predicted peak with all else that is in use."""
-    clock = task.clock
-    with clock.phase("measuring ops"):
-        costs = costs_of(
-            task.traced, task.request.options.cost_model, on_progress=clock.progress.advance
-        )
-    with clock.phase("predicting"):
-        plain = Predictor(task.traced, costs.graph, (), costs.footprints).plain_peak_bytes()
-    start = task.start
-    return costs, plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
-
-
-def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
-    """The task with its budget in bytes, which may be a share of the plain step's peak."""
-    known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
-    return task.within(known)
+    def _in_slices_of(self, like: Planned, task: PlanTask) -> Planned:
+        """A smaller batch, in slices of the size of the larger one's."""
+        micro = like.report.micro_batches
+        assert micro is not None
+        options = replace(task.request.options, plan=None, budget=self.budget_bytes)
+        request = replace(task.request, options=options, has_output_buffers=False)
+        rewriting = Rewriting.of(request, replace(task, request=request), measures=False)
+        slices = Slices(examples_of(task.specs), micro.size)
+        try:
+            return rewriting.at(slices)
+        except TraceError:  # such slices do not go together
+            return rewriting.unsplit()
 
 
-def new_plan(task: PlanTask) -> Planned:
-    """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
-    Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
-    piece = task.fetch_region()
-    costs, plain_peak = measured(task)
-    task, asked = with_budget(task, plain_peak), task.request.options
-    LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
-    report = task.report(costs.graph, plain_peak)
-    if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
-        return _unchanged(task, costs, report)
-    search = PlanSearch(task, costs.graph, task.memory, piece, costs.footprints)
-    return _searched(task, search, costs, report)
-
-
-def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
-    """Whether the step is sure to stay within the budget as it was written."""
-    memory = task.memory
-    plain_rise = plain_peak_bytes - memory.fixed_bytes
-    corrected = plain_peak_bytes + int((task.request.correction - 1) * plain_rise)
-    largest = max(op.output_bytes for op in costs.graph.ops)
-    share = TUNING.paper_spread if task.paper_bytes else TUNING.plain_spread
-    spread = max(int(share * plain_rise), TUNING.plain_values * largest)
-    reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
-    return corrected + max(spread, reserve) <= memory.limit_bytes
-
-
-def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
-    report = replace(report, notes=(*report.notes, *task.notes()))
-    run, plan = unchanged(task.traced, task.specs), task.traced.plain_plan()
-    rise = report.plain_peak_bytes - task.start.resident_bytes - task.start.next_batch_bytes
-    return Planned(task.traced, costs.graph, plan, None, run, report, rise)
-
-
-def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
-    """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
-    trains without a plan must not stop."""
-    found = search.run()
-    if found is None:
-        refusal = Refusal(search)  # has looked for the plan with the lowest peak
-        found = search.cheapest()
-    if found is not None:
-        return _built(task, search, found, report)
-    error = refusal.error()
-    search.forget()  # whoever keeps the error keeps this frame, too
-    if task.request.options.budget != "auto":
-        raise error
-    note = (
-        f"No plan fits the {format_bytes(task.budget_bytes)} found free, so the step runs"
-        f" unchanged. {error}"
-    )
-    log.warning(note)
-    return _unchanged(task, costs, replace(report, notes=(*report.notes, *search.notes, note)))
-
-
-def _built(task: PlanTask, search: PlanSearch, found: Candidate, report: Report) -> Planned:
-    with task.clock.phase("building"):
-        buffers: OutputBuffers | None = search.predictor.buffers
-        run = Replayed(task.traced, found.plan, buffers, found.written)
-    report = replace(
-        report,
-        result=found.result,
-        predicted_peak_bytes=found.expected_bytes,
-        notes=(*report.notes, *search.notes, *task.notes()),
-    )
-    return Planned(
-        task.traced, search.graph, found.plan, found.result, run, report, found.rise_bytes
-    )
+def _timed(planned: Planned, clock: Clock) -> Planned:
+    """The step whose report has the seconds of all that was done for it: of its own plans, and of
+    all else that was looked at or made."""
+    report, times = planned.report, []
+    pairs = ((clock.seconds, report.seconds), (clock.cpu_seconds, report.cpu_seconds))
+    for whole, own in pairs:
+        if LOOKING not in whole:
+            times.append(whole)
+            continue
+        rest = max(0.0, whole.pop(LOOKING) - sum(own.values()))
+        times.append({**added([whole, own]), LOOKING: rest})
+    seconds, cpu_seconds = times
+    return replace(planned, report=replace(report, seconds=seconds, cpu_seconds=cpu_seconds))

@@ -25,6 +25,7 @@ from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget, StartState
 from checkmate.tf2.memory.scratch import Scratch, give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.report import Report
+from checkmate.tf2.rewrites.step import Applied
 from checkmate.units import is_share, parse_bytes
 
 
@@ -36,6 +37,7 @@ class Planned:
       run: From the flattened arguments to the result of the step.
       rise_bytes: The predicted peak above the bytes in use when a step begins; 0 if not known.
       part: For a step in slices the plan of a slice, whose are `graph`, `plan` and `result`.
+      record: The rewrites by which the step runs otherwise than it was written.
     """
 
     traced: TracedStep
@@ -46,6 +48,7 @@ class Planned:
     report: Report = field(repr=False)
     rise_bytes: int = 0
     part: Planned | None = None
+    record: tuple[Applied, ...] = ()
 
     @property
     def cost(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -50,6 +50,7 @@ from checkmate.tf2.ops.rule import Shares
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask, unchanged
+from checkmate.tf2.rewrites.step import Applied
 from checkmate.units import format_bytes
 from checkmate.version import __version__
 
@@ -349,6 +350,11 @@ def _with_costs(path: Path, graph: DFGraph, costs: list[Any]) -> DFGraph:
         raise PlanFileError(f"{path}: its costs are not of this graph. {error}") from error
 
 
+RECORD_VERSION = 2
+"""The version of `rewrites` in a plan file. In version 1 a slice was a trace of its own, whose
+graph is another."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredSlices:
     """The slices of a batch that a file's plan is for: `size` examples each. `plain_bytes` is the
@@ -358,14 +364,38 @@ class StoredSlices:
     plain_bytes: int
 
 
+def record_of(record: Sequence[Applied], plain_bytes: int) -> dict[str, Any]:
+    """The fields of a plan file by which a step is rewritten again."""
+    if not record:
+        return {}
+    applied = [list(each) for each in record]
+    facts = {"version": RECORD_VERSION, "applied": applied, "plain_bytes": plain_bytes}
+    return {"rewrites": facts}
+
+
 def slices_of(path: str | os.PathLike) -> StoredSlices | None:
     """The slices of a file's plan; None for a whole batch. Raises `PlanFileError` as `load`."""
-    found = read_plan(path).get("slices")
+    data = read_plan(path)
+    found = data.get("rewrites")
     if found is None:
+        if data.get("slices") is not None:
+            raise PlanFileError(
+                f"{path} is a plan in slices of version 1, and this is version {RECORD_VERSION},"
+                " whose slices have other graphs. Make the plan again."
+            )
         return None
-    where = f"{path}: slices"
-    size, plain_bytes = (int(field(found, key, COUNT, where)) for key in ("size", "plain_bytes"))
-    return StoredSlices(size, plain_bytes)
+    where = f"{path}: rewrites"
+    version, plain_bytes = (int(field(found, key, COUNT, where)) for key in _OF_RECORD)
+    applied = field(found, "applied", LIST, where)
+    if version != RECORD_VERSION:
+        raise refusal(where, f"version is {version}", f"{RECORD_VERSION}")
+    pairs = [each for each in applied if isinstance(each, list) and len(each) == 2]
+    if len(applied) != 1 or not pairs or not isinstance(pairs[0][1], int) or pairs[0][1] < 1:
+        raise refusal(where, f"applied is {shown(applied)}", "[[name, examples of a slice]]")
+    return StoredSlices(pairs[0][1], plain_bytes)
+
+
+_OF_RECORD = ("version", "plain_bytes")
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
@@ -415,7 +445,7 @@ def keep(path: Path, planned: Planned) -> None:
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
     """Writes a planned step as a file, which counts the bytes of the step alone."""
-    micro = planned.report.micro_batches
+    micro, record = planned.report.micro_batches, planned.record
     planned = planned.part or planned
     report = planned.report
     other = report.memory.other_bytes
@@ -430,7 +460,7 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "peak_bytes": report.expected_peak_bytes - other,
             "plain_bytes": report.plain_peak_bytes - other,
             "rise_bytes": planned.rise_bytes,
-            "slices": {"size": micro.size, "plain_bytes": micro.plain_bytes} if micro else None,
+            **(record_of(record, micro.plain_bytes) if micro else {}),
             **(Proof.of(planned.result).facts() if planned.result else {}),
         },
     )

@@ -1,5 +1,5 @@
-"""The step in slices, as `batch_axes` says, against the step on the whole batch: all that it returns
-and writes. What binds the examples together, and what is refused."""
+"""The step in slices, as `batch_axes` says, against the step on the whole batch: all that it
+returns and writes. What binds the examples together, and what is refused."""
 
 import keras
 import numpy as np

@@ -12,34 +12,33 @@ import tensorflow as tf
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.sizes import known_bytes
-from checkmate.tf2.graph.trace import TracedStep, analyse_same
-from checkmate.tf2.micro_batches.pieces import Pieces
-from checkmate.tf2.micro_batches.sliced_step import Functions
-from checkmate.tf2.micro_batches.slices import Slices
+from checkmate.tf2.graph.trace import TracedStep, same_graph
+from checkmate.tf2.planning.pieces import Pieces
 from checkmate.tf2.planning.request import Planned, PlanTask
 from checkmate.tf2.report import MicroBatches
+from checkmate.tf2.rewrites.slices import Slices
+from checkmate.tf2.rewrites.step import InSlices, Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlicedRun:
-    """Runs a step on a batch, flattened, slice after slice; see `micro_batches.parts`."""
+    """Runs a step on a batch, flattened, slice after slice; see `InSlices`."""
 
-    slices: Slices
-    before: Callable[..., Any]
+    in_slices: InSlices
     each: Mapping[int, Callable[..., Any]]
     after: Callable[..., Any]
     pieces: Pieces
 
     def __call__(self, *flat: tf.Tensor) -> Any:
-        early = self.before(*flat)
-        for first, size in self.slices:
+        early = self.in_slices.before(*flat)
+        for first, size in self.in_slices.slices:
             self.each[size](tf.constant(first), *flat, *early)
         return self.after(*flat, *early)
 
     def one_slice(self, *flat: tf.Tensor) -> None:
         """Runs the first slice alone, with what comes before it."""
-        early = self.before(*flat)
-        first, size = next(iter(self.slices))
+        early = self.in_slices.before(*flat)
+        first, size = next(iter(self.in_slices.slices))
         self.each[size](tf.constant(first), *flat, *early)
 
     @property
@@ -61,10 +60,11 @@ class PlainFigures:
     cost: float | None
 
 
-def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
+def joined(task: PlanTask, step: Step, pieces: Pieces, plain: PlainFigures) -> Planned:
     """Returns the step that runs in slices, with the figures of the plan of a slice."""
-    slices, after = pieces.slices, pieces.after
-    part = pieces.each[slices.size]
+    in_slices, after = step.in_slices, pieces.after
+    assert in_slices is not None
+    part = pieces.each[step.slices.size]
     parts = [*pieces.each.values(), after]
     beyond, memory = pieces.results_bytes, part.report.memory
     memory = replace(memory, limit_bytes=task.budget_bytes, step_bytes=memory.step_bytes + beyond)
@@ -75,14 +75,14 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         memory=memory,
         plain_peak_bytes=plain.peak_bytes,
         predicted_peak_bytes=max(predicted) + beyond,
-        notes=_notes(pieces, parts),
+        notes=_notes(step, parts),
         seconds=added(each.report.seconds for each in parts),
         cpu_seconds=added(each.report.cpu_seconds for each in parts),
-        micro_batches=_figures(pieces, plain),
+        micro_batches=_figures(in_slices, pieces, plain),
     )
     each = {size: each.run for size, each in pieces.each.items()}
-    run = SlicedRun(slices, pieces.functions.before, each, after.run, pieces)
-    early = known_bytes(pieces.functions.early)
+    run = SlicedRun(in_slices, each, after.run, pieces)
+    early = known_bytes(in_slices.early)
     return Planned(
         task.traced,
         part.graph,
@@ -92,35 +92,35 @@ def joined(task: PlanTask, pieces: Pieces, plain: PlainFigures) -> Planned:
         report,
         max(each.rise_bytes for each in parts) + early,
         part,
+        step.record,
     )
 
 
-def _figures(pieces: Pieces, plain: PlainFigures) -> MicroBatches:
-    slices = pieces.slices
+def _figures(in_slices: InSlices, pieces: Pieces, plain: PlainFigures) -> MicroBatches:
+    slices = in_slices.slices
     return MicroBatches(
         slices.count,
         slices.size,
         slices.examples,
-        pieces.functions.kept_bytes,
+        in_slices.kept_bytes,
         pieces.each[slices.size].report.plain_peak_bytes + pieces.results_bytes,
-        cost=_in_all(pieces, lambda each: each.cost),
-        bound=_in_all(pieces, lambda each: each.bound),
-        once_cost=_in_all(pieces, lambda each: each.graph.total_cost),
+        cost=_in_all(slices, pieces, lambda each: each.cost),
+        bound=_in_all(slices, pieces, lambda each: each.bound),
+        once_cost=_in_all(slices, pieces, lambda each: each.graph.total_cost),
         plain_cost=plain.cost,
         plain_bytes=plain.own_bytes,
     )
 
 
-def _in_all(pieces: Pieces, seconds: Callable[[Planned], float]) -> float:
-    sizes = pieces.slices.sizes
-    slices = sum(many * seconds(pieces.each[size]) for size, many in sizes.items())
-    return slices + seconds(pieces.after)
+def _in_all(slices: Slices, pieces: Pieces, seconds: Callable[[Planned], float]) -> float:
+    each = sum(many * seconds(pieces.each[size]) for size, many in slices.sizes.items())
+    return each + seconds(pieces.after)
 
 
-def _notes(pieces: Pieces, parts: Iterable[Planned]) -> tuple[str, ...]:
+def _notes(step: Step, parts: Iterable[Planned]) -> tuple[str, ...]:
     """The notes of the functions' reports, each once, and those on differences from the whole."""
     notes = [note for each in parts for note in each.report.notes]
-    return tuple(dict.fromkeys([*notes, *pieces.functions.notes]))
+    return tuple(dict.fromkeys([*notes, *step.notes]))
 
 
 def added(clocks: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -140,14 +140,15 @@ def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable
     """
     if not isinstance(planned.run, SlicedRun):
         return [Replayed(each, planned.plan) for each in traced]
-    pieces, name = planned.run.pieces, planned.report.name
-    return [_sliced(pieces, each, name) for each in (pieces.functions, *pieces.others)]
+    run = planned.run
+    return [_on_replica(run, each) for each in (run.in_slices, *run.pieces.others)]
 
 
-def _sliced(pieces: Pieces, functions: Functions, name: str) -> SlicedRun:
-    def replayed(concrete: Any, piece: Planned) -> Replayed:
-        return Replayed(analyse_same(concrete, piece.traced, name), piece.plan)
-
-    each = {size: replayed(functions.each[size], piece) for size, piece in pieces.each.items()}
-    after = replayed(functions.after, pieces.after)
-    return SlicedRun(pieces.slices, functions.before, each, after, pieces)
+def _on_replica(run: SlicedRun, here: InSlices) -> SlicedRun:
+    pieces = run.pieces
+    each = {
+        size: Replayed(same_graph(here.each[size], piece.traced), piece.plan)
+        for size, piece in pieces.each.items()
+    }
+    after = Replayed(same_graph(here.after, pieces.after.traced), pieces.after.plan)
+    return SlicedRun(here, each, after, pieces)

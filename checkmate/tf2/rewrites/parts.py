@@ -25,9 +25,9 @@ from checkmate.tf2.graph.graph_writer import GraphCopy, copy_of, reachable
 from checkmate.tf2.graph.operations import can_be_copied, is_argument, role_of
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.scratch import Scratch
-from checkmate.tf2.micro_batches.kept import Kept
-from checkmate.tf2.micro_batches.slice_writer import SliceWriter
 from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.rewrites.kept import Kept
+from checkmate.tf2.rewrites.slice_writer import SliceWriter
 
 
 class OpCopies(GraphCopy):

@@ -1,1 +1,0 @@
-"""A step whose batch runs in slices, one after another, with one update."""

@@ -1,0 +1,113 @@
+"""new_plan(): the plan of one traced function: a step, or a piece of one.
+
+costs and footprints of ops that run alone -> the plain step's peak -> the budget -> search -> the
+function. No step runs, nor an op that has state.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from checkmate.solvers.layer_rules import LayerRules
+from checkmate.tf2.costs.measured import Costs, costs_of
+from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.results import OutputBuffers
+from checkmate.tf2.memory.budget import RESERVES
+from checkmate.tf2.memory.prediction import Predictor
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
+from checkmate.tf2.planning.refusal import Refusal
+from checkmate.tf2.planning.request import Planned, PlanTask, unchanged
+from checkmate.tf2.report import Report
+from checkmate.units import format_bytes
+
+log = logging.getLogger("checkmate")
+
+
+def measured(task: PlanTask) -> tuple[Costs, int]:
+    """The costs of a step, and the plain step's predicted peak with all else that is in use."""
+    clock = task.clock
+    with clock.phase("measuring ops"):
+        costs = costs_of(
+            task.traced, task.request.options.cost_model, on_progress=clock.progress.advance
+        )
+    with clock.phase("predicting"):
+        plain = Predictor(task.traced, costs.graph, (), costs.footprints).plain_peak_bytes()
+    start = task.start
+    return costs, plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
+
+
+def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
+    """The task with its budget in bytes, which may be a share of the plain step's peak."""
+    known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
+    return task.within(known)
+
+
+def new_plan(task: PlanTask) -> Planned:
+    """The step with the cheapest plan expected to be within the budget; unchanged where it fits.
+    Raises `InfeasibleBudgetError` where no plan fits, which is proven, and `NoPlanFoundError`."""
+    piece = task.fetch_region()
+    costs, plain_peak = measured(task)
+    task, asked = with_budget(task, plain_peak), task.request.options
+    LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
+    report = task.report(costs.graph, plain_peak)
+    if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
+        return _unchanged(task, costs, report)
+    search = PlanSearch(task, costs.graph, task.memory, piece, costs.footprints)
+    return _searched(task, search, costs, report)
+
+
+def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
+    """Whether the step is sure to stay within the budget as it was written."""
+    memory = task.memory
+    plain_rise = plain_peak_bytes - memory.fixed_bytes
+    corrected = plain_peak_bytes + int((task.request.correction - 1) * plain_rise)
+    largest = max(op.output_bytes for op in costs.graph.ops)
+    share = TUNING.paper_spread if task.paper_bytes else TUNING.plain_spread
+    spread = max(int(share * plain_rise), TUNING.plain_values * largest)
+    reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
+    return corrected + max(spread, reserve) <= memory.limit_bytes
+
+
+def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
+    report = replace(report, notes=(*report.notes, *task.notes()))
+    run, plan = unchanged(task.traced, task.specs), task.traced.plain_plan()
+    rise = report.plain_peak_bytes - task.start.resident_bytes - task.start.next_batch_bytes
+    return Planned(task.traced, costs.graph, plan, None, run, report, rise)
+
+
+def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
+    """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
+    trains without a plan must not stop."""
+    found = search.run()
+    if found is None:
+        refusal = Refusal(search)  # has looked for the plan with the lowest peak
+        found = search.cheapest()
+    if found is not None:
+        return _built(task, search, found, report)
+    error = refusal.error()
+    search.forget()  # whoever keeps the error keeps this frame, too
+    if task.request.options.budget != "auto":
+        raise error
+    note = (
+        f"No plan fits the {format_bytes(task.budget_bytes)} found free, so the step runs"
+        f" unchanged. {error}"
+    )
+    log.warning(note)
+    return _unchanged(task, costs, replace(report, notes=(*report.notes, *search.notes, note)))
+
+
+def _built(task: PlanTask, search: PlanSearch, found: Candidate, report: Report) -> Planned:
+    with task.clock.phase("building"):
+        buffers: OutputBuffers | None = search.predictor.buffers
+        run = Replayed(task.traced, found.plan, buffers, found.written)
+    report = replace(
+        report,
+        result=found.result,
+        predicted_peak_bytes=found.expected_bytes,
+        notes=(*report.notes, *search.notes, *task.notes()),
+    )
+    return Planned(
+        task.traced, search.graph, found.plan, found.result, run, report, found.rise_bytes
+    )

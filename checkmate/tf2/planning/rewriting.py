@@ -1,0 +1,247 @@
+"""Rewriting: the plan of a step that may be written otherwise, in the way that is asked for or the
+one of least cost."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from checkmate.core.replay import replay
+from checkmate.errors import (
+    InfeasibleBudgetError,
+    NoPlanFoundError,
+    PlanError,
+    PlanFileError,
+    TraceError,
+)
+from checkmate.tf2 import device as devices
+from checkmate.tf2.memory.available import free_or_none
+from checkmate.tf2.planning import store
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.new_plan import measured, new_plan, with_budget
+from checkmate.tf2.planning.pieces import PiecePlanner
+from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask
+from checkmate.tf2.planning.sliced_run import PlainFigures, joined
+from checkmate.tf2.report import TriedSlices
+from checkmate.tf2.rewrites.search import Search
+from checkmate.tf2.rewrites.slices import Slices
+from checkmate.tf2.rewrites.small_batches import SmallBatches
+from checkmate.tf2.rewrites.step import Rewrite, Step
+from checkmate.tf2.rewrites.tile import Tile
+from checkmate.units import Bytes, is_share
+
+log = logging.getLogger("checkmate")
+
+LOOKING = "looking at slices"
+"""The phase of planning in slices, with all numbers of slices that were looked at."""
+
+Refused = InfeasibleBudgetError | NoPlanFoundError
+
+
+@dataclass(slots=True, eq=False)
+class Rewriting:
+    """The planning of a step and of its rewritten forms. The functions of one plan at a time are in
+    memory, so that each is predicted in the memory that training has: a plan that is found to be
+    the cheapest after another one was made is made again."""
+
+    task: PlanTask
+    plain: PlainFigures
+    tile: Tile
+    pieces: PiecePlanner
+    _made: tuple[Step, Planned] | None = None
+    _refusals: list[Refused] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: PlanRequest, task: PlanTask, *, measures: bool = True) -> Rewriting:
+        """With the budget in bytes and the figures of the plain step, whose ops are measured where
+        the budget is a share of its peak, or where it fits on the device."""
+        task, plain = _with_figures(replace(task, request=request), measures=measures)
+        return cls(task, plain, Tile(request.scratch), PiecePlanner(task))
+
+    @property
+    def step(self) -> Step:
+        return Step.of(self.task.request.step, self.task.specs, self.task.traced)
+
+    def new(self) -> Planned:
+        """The step in the number of slices that is asked for, or in the one of least cost."""
+        count = self.task.request.options.micro_batches
+        if count == "auto":
+            return self._cheapest()
+        slices = Slices.of(self.step.examples, int(count))
+        return self.unsplit() if slices.count == 1 else self.at(slices)
+
+    def unsplit(self, file: Any = None, budget: Bytes | None = None) -> Planned:
+        """The step as it was written; with a file, under the plan that is in it."""
+        task = self.task
+        options = replace(task.request.options, plan=file)
+        if budget is None and file is None and options.budget != "auto":
+            budget = task.budget_bytes
+        if budget is not None:
+            options = replace(options, budget=budget)
+        request = replace(task.request, options=options)
+        with request.showing() as progress:
+            clock = Clock(progress)
+            task = replace(task, request=request, clock=clock)
+            planned = (store.stored_plan(task) if file else None) or new_plan(task)
+        report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
+        return replace(planned, report=report)
+
+    def at(self, slices: Slices, file: Any = None) -> Planned:
+        """The step in these slices, which are batches of their own where it cannot be split
+        exactly; with a file, under the plan that is in it."""
+        step = self.step
+        if slices.count == 1:
+            return self.unsplit(file)
+        binding = self.tile.axes(step).binding
+        if binding is None:
+            return self._planned(self.tile.apply(step, slices.size), file)
+        reason = binding.sentence
+        name, scratch = self.task.request.name, self.task.request.scratch
+        if self.task.request.options.micro_batches == "auto":
+            raise TraceError(f"{name!r} is not split: {reason}")
+        try:
+            found = SmallBatches(scratch, reason).apply(step, slices.size)
+        except TraceError as error:
+            raise TraceError(
+                f"{name!r} cannot run in slices: {reason} Nor can each slice be a batch of its"
+                f" own: {error}"
+            ) from error
+        log.warning(found.notes[-1])
+        return self._planned(found, file)
+
+    def stored(self, path: Path | None) -> Planned | None:
+        """The step under the plan of a file that is for it; None without one. A budget that is a
+        share is one of the plain step's bytes when the plan was made, since those differ a little
+        from process to process."""
+        named = path or self.task.request.options.plan
+        if not named or not Path(named).exists():
+            return None
+        try:
+            return self._under_file(named)
+        except (PlanFileError, PlanError):
+            if path is None:
+                raise
+            return None
+
+    def _under_file(self, named: Any) -> Planned:
+        request, other, examples = self.task.request, self.task.other_bytes, self.step.examples
+        found, asked = store.slices_of(named), request.options.micro_batches
+        if found is None and asked == "auto":
+            return self.unsplit(named)
+        slices = Slices(examples, found.size if found else examples)
+        if found is None or found.size >= examples or asked not in ("auto", slices.count):
+            made_for = f"slices of {found.size} examples" if found else "a whole batch"
+            raise PlanFileError(
+                f"The plan of {named} is for {made_for}, and a batch of {examples} in {asked}"
+                " micro-batches was asked for. Make a plan for that."
+            )
+        if is_share(request.options.budget):
+            self.task = self.task.within(request.resolve(found.plain_bytes + other, other))
+            self.pieces = PiecePlanner(self.task)
+        return self.at(slices, named)
+
+    def _planned(self, step: Step, file: Any = None) -> Planned:
+        return joined(self.task, step, self.pieces.plan(step, file), self.plain)
+
+    def _cheapest(self) -> Planned:
+        """The step with the cheapest plan found; raises a refusal if there is none."""
+        rewrites: list[Rewrite] = [self.tile]
+        search = Search(self._bound, self._plan, self.plain.cost or 0.0, TUNING.worth_share)
+        best = search.run(self.step, rewrites)
+        tried = tuple(
+            TriedSlices(each.step.slices.count, each.bound, each.cost) for each in search.tried
+        )
+        why_not = search.why_not[-1] if search.why_not else ""
+        if best is None:
+            search.tried.clear()
+            planned = self._unchanged_or_refused(why_not)
+        else:
+            step = best.step
+            if self._made is None or self._made[0] is not step:
+                del best
+                search.tried.clear()
+                self._plan(step)
+            if self._made is None:
+                raise self._refusals[-1]
+            planned = self._made[1]
+        report = planned.report
+        if why_not and report.micro_batches is None:
+            report = replace(report, notes=(*report.notes, NOT_SPLIT.format(why_not)))
+        return replace(planned, report=replace(report, tried_slices=tried))
+
+    def _bound(self, step: Step) -> float | None:
+        if step.in_slices:
+            return self.pieces.bound(step)
+        if step.floor_bytes > self.task.budget_bytes:
+            return None
+        return self.plain.cost or 0.0
+
+    def _plan(self, step: Step) -> tuple[None, float, float] | None:
+        """Plans a step; None where it is refused."""
+        self._made = None
+        if step.in_slices is None:
+            self.tile.release()
+        gc.collect()  # functions are in cycles
+        try:
+            if step.in_slices is None:
+                planned = self.unsplit(budget=self.task.budget_bytes)
+                figures = planned.bound, planned.cost
+            else:
+                planned = self._planned(step)
+                micro = planned.report.micro_batches
+                assert micro is not None
+                figures = micro.bound, micro.cost
+        except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
+            # A traceback would keep what was planned until then in memory.
+            self._refusals.append(refusal.with_traceback(None))
+            return None
+        self._made = step, planned
+        return None, *figures
+
+    def _unchanged_or_refused(self, why_not: str) -> Planned:
+        """The step unchanged, where the budget is what is free; raises the refusal that asks for
+        least otherwise."""
+        self._made = None
+        self.tile.release()
+        gc.collect()
+        budget = self.task.request.options.budget
+        if budget == "auto" or not self._refusals:
+            try:
+                return self.unsplit(budget="auto" if budget == "auto" else self.task.budget_bytes)
+            except (InfeasibleBudgetError, NoPlanFoundError) as error:
+                self._refusals.append(error)
+        refusal = min(self._refusals, key=_needed_bytes)
+        more = NOT_SPLIT.format(why_not) if why_not else SMALLER_DO_NOT_FIT
+        refusal.args = (f"{refusal} {more}",)
+        raise refusal
+
+
+NOT_SPLIT = 'The batch is not split (micro_batches="auto"): {}'
+SMALLER_DO_NOT_FIT = (
+    'Nor does the batch fit in other slices (micro_batches="auto"), down to those of two examples.'
+)
+
+
+def _with_figures(task: PlanTask, *, measures: bool) -> tuple[PlanTask, PlainFigures]:
+    other = task.other_bytes
+    peak, cost = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + other, None
+    free = free_or_none(devices.training_device())
+    fits = free is not None and peak <= free
+    if measures and (is_share(task.request.options.budget) or fits):
+        costs, peak = measured(task)
+        cost = costs.graph.total_cost
+    return with_budget(task, peak), PlainFigures(peak, peak - other, cost)
+
+
+def _needed_bytes(refusal: Refused) -> float:
+    """The budget that would do, as far as a refusal tells."""
+    known = (
+        refusal.smallest_budget_bytes,
+        getattr(refusal, "floor_bytes", None),
+        getattr(refusal, "best_peak_bytes", None),
+    )
+    return next((each for each in known if each), math.inf)
