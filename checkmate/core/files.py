@@ -50,7 +50,7 @@ FACTS: dict[str, Kind] = {
     "unchanged": FLAG,
     **dict.fromkeys(("plain_bytes", "rise_bytes"), BYTES),
     "costs": LIST,
-    **dict.fromkeys(("made_for", "slices"), OBJECT),
+    **dict.fromkeys(("made_for", "rewrites"), OBJECT),
 }
 """Optional fields of a plan file; null is as good as none."""
 

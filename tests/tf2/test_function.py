@@ -314,11 +314,11 @@ def test_a_plan_file_is_of_its_schema(kept):
     data = json.loads(kept[1].read_text())
     validator("plan").validate(data)
     assert set(MADE_FOR) == set(data["made_for"])
-    of_steps = ("costs", "made_for", "slices", "unchanged", "plain_bytes", "rise_bytes")
+    of_steps = ("costs", "made_for", "unchanged", "plain_bytes", "rise_bytes")
     assert {*of_steps, *Proof.__slots__, "budget_bytes", "peak_bytes"} <= set(data)
     for key, value in (
         ("unchanged", "zz"),
-        ("slices", {}),
+        ("rewrites", {}),
         ("made_for", {"device": 5}),
         ("costs", [[1]]),
         ("costs", [[1, 2, [-1]]]),
@@ -327,12 +327,35 @@ def test_a_plan_file_is_of_its_schema(kept):
         assert refused("plan", data | {key: value})
 
 
-@pytest.mark.parametrize("slices", [{}, {"size": 0, "plain_bytes": 1}, {"size": 1}, 5, "zz"])
-def test_slices_that_are_none(kept, tmp_path, slices):
+APPLIED = {"version": 2, "applied": [["tile", 4]], "plain_bytes": 1}
+
+
+@pytest.mark.parametrize(
+    "rewrites",
+    [
+        {},
+        APPLIED | {"applied": []},
+        APPLIED | {"applied": [["tile", 0]]},
+        APPLIED | {"applied": [["tile"]]},
+        APPLIED | {"version": 3},
+        {"version": 2, "plain_bytes": 1},
+        5,
+        "zz",
+    ],
+)
+def test_rewrites_that_are_none(kept, tmp_path, rewrites):
     path = tmp_path / "changed.json"
-    path.write_text(json.dumps(json.loads(kept[1].read_text()) | {"slices": slices}))
+    path.write_text(json.dumps(json.loads(kept[1].read_text()) | {"rewrites": rewrites}))
     assert refused("plan", json.loads(path.read_text()))
-    with pytest.raises(PlanFileError, match=r"slices(: (size|plain_bytes))? is .*was expected"):
+    with pytest.raises(PlanFileError, match=r"rewrites(: \w+)? is .*was expected"):
+        slices_of(path)
+
+
+def test_a_plan_in_slices_of_the_version_before_is_refused_by_number(kept, tmp_path):
+    path = tmp_path / "before.json"
+    slices = {"slices": {"size": 4, "plain_bytes": 1}}
+    path.write_text(json.dumps(json.loads(kept[1].read_text()) | slices))
+    with pytest.raises(PlanFileError, match=r"of version 1, and this is version 2"):
         slices_of(path)
 
 

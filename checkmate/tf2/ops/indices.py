@@ -96,6 +96,19 @@ def _lies_along(call: Call, input_: int, axis: int) -> bool:
     return call.inputs[input_] == batched(axis)
 
 
+def resource_gather(call: Call) -> Signature:
+    rows = tuple(range(call.ranks()[1]))
+    left = tuple(f"data {k}" for k in range(len(call.result()) - len(rows)))
+    return Signature((OWN, rows), ((*rows, *left),))
+
+
+def reverse_sequence(call: Call) -> Signature:
+    """The first entries along an axis in reverse order, as many as the other input says."""
+    turned, batch = int(call.attr("seq_dim")), int(call.attr("batch_dim"))
+    labels = tuple(None if k == turned else k for k in range(call.ranks()[0]))
+    return Signature((labels, (batch,)), (labels,), linear=EACH, linear_in=_FIRST)
+
+
 def one_hot(call: Call) -> Signature:
     rank = call.ranks()[0]
     axis = int(call.attr("axis")) % (rank + 1)

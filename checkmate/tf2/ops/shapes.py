@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -154,6 +155,8 @@ def strided_slice(call: Call) -> Answer | Signature | None:
         if axis.small is None or axis.step != 1:
             return None
         full = axis.is_full(call.shape(0))
+        if min(axis.low, axis.high) < 0:
+            return None
         blocks = relation.blocks if full else _blocks_of(call, 0, axis.low, axis.high - axis.low)
         found = batched(axis.small, blocks, relation.places)
         return Answer([found], list(call.inputs), _scaled_ends(call, axis, 1))
@@ -186,8 +189,9 @@ class _Axis:
 
     Attributes:
       large, small: Its place in the larger and in the smaller tensor; None where it is not there.
+      low, high, step: The part of it that is kept; -1 or 0 where that is not known.
       entry: Its entry in `begin`, `end` and `strides`; None within an ellipsis.
-      ends: It has an end that is not masked, and the same for its begin in `begins`.
+      begins, ends: Its begin and its end are told there.
     """
 
     large: int | None
@@ -222,17 +226,17 @@ def _scaled_ends(call: Call, axis: _Axis, first: int) -> dict[int, int]:
 
 def _strided_axes(call: Call, shape: Sequence[int]) -> list[_Axis]:
     """The axes, by the shape of the larger tensor."""
-    first = 1
-    begin, end, step = (call.value(first + k) for k in range(3))
+    begin, end, step = (call.known[k] for k in (1, 2, 3))
+    entries = call.shape(1)[0]
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     masks = {name: int(call.attr(f"{name}_mask")) for name in names}
-    used = sum(not (masks["new_axis"] | masks["ellipsis"]) >> k & 1 for k in range(len(begin)))
+    used = sum(not (masks["new_axis"] | masks["ellipsis"]) >> k & 1 for k in range(entries))
     axes: list[_Axis] = []
     old = new = 0
-    for k in range(len(begin) + 1):
+    for k in range(entries + 1):
         has = {name for name in names if masks[name] >> k & 1}
-        if k == len(begin) or "ellipsis" in has:
-            for _ in range(len(shape) - max(used, 0) if k < len(begin) else len(shape) - old):
+        if k == entries or "ellipsis" in has:
+            for _ in range(len(shape) - max(used, 0) if k < entries else len(shape) - old):
                 axes.append(_Axis(old, new, 0, shape[old], 1))
                 old, new = old + 1, new + 1
         elif "new_axis" in has:
@@ -241,18 +245,20 @@ def _strided_axes(call: Call, shape: Sequence[int]) -> list[_Axis]:
         else:
             keeps = "shrink_axis" not in has
             begins, ends = "begin" not in has or not keeps, "end" not in has or not keeps
-            if shape[old] < 0 and (begins or ends):
-                raise UnknownError
-            low = _position(begin[k], shape[old]) if begins else 0
-            high = _position(end[k], shape[old]) if ends else shape[old]
-            place = new if keeps else None
-            axes.append(_Axis(old, place, low, high, int(step[k]), k, begins, ends))
+            low = _position(begin, k, shape[old]) if begins else 0
+            high = _position(end, k, shape[old]) if ends else shape[old]
+            by = 0 if step is None else int(step[k])
+            axes.append(_Axis(old, new if keeps else None, low, high, by, k, begins, ends))
             old, new = old + 1, new + keeps
     return axes
 
 
-def _position(index: int, size: int) -> int:
-    return min(int(index) + size if index < 0 else int(index), size)
+def _position(indices: Any, k: int, size: int) -> int:
+    """Where an axis is cut; -1 if that is not known before the step runs."""
+    if indices is None or size < 0:
+        return -1
+    index = int(indices[k])
+    return min(index + size if index < 0 else index, size)
 
 
 def _kept_labels(axes: list[_Axis], shape: Sequence[int]) -> tuple[Labels, Labels]:

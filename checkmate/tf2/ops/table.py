@@ -142,7 +142,8 @@ row(
     eager=Eager.PASSED_ON,
 )
 row("VarIsInitializedOp", state=State.READS, eager=Eager.PASSED_ON)
-row("ResourceGather ResourceGatherNd DisableCopyOnRead", state=State.READS)
+row("ResourceGather", state=State.READS, axes=indices.resource_gather)
+row("ResourceGatherNd DisableCopyOnRead", state=State.READS)
 row("DestroyResourceOp _EagerConst", eager=Eager.PASSED_ON)
 row("AssignAddVariableOp AssignSubVariableOp", scratch=False)
 row("AssignVariableOp", scratch=False, assigns=True)
@@ -302,10 +303,10 @@ row("FFT IFFT RFFT", axes=elements.last_axes(1, TOGETHER, 0))
 row("FFT2D IFFT2D", axes=elements.last_axes(2, TOGETHER, 0))
 row("FFT3D IFFT3D", axes=elements.last_axes(3, TOGETHER, 0))
 row("MatrixDiagPartV3 MatrixDiagPart MatrixBandPart", axes=elements.last_axes(2, EACH, 0))
-row("MatrixDiag", axes=elements.last_axes(1, EACH, 0))
+row("MatrixDiag MatrixDiagV3", axes=elements.last_axes(1, EACH, 0))
 row(
     "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr CholeskyGrad "
-    "SelfAdjointEigV2 Svd MatrixTriangularSolve MatrixSolve",
+    "SelfAdjointEigV2 Svd MatrixTriangularSolve MatrixSolve MatrixSetDiagV3",
     axes=elements.last_axes(2),
 )
 
@@ -331,6 +332,7 @@ row(
 row("Pack", axes=shapes.pack, places=places.joined, gradient_reads=_NOTHING)
 row("Pad", shares=Shares.IDLE, fusion=Fusion.READER, axes=shapes.pad)
 row("PadV2", shares=Shares.IDLE, axes=shapes.pad)
+row("MirrorPad MirrorPadGrad", axes=shapes.pad)
 row(
     "Transpose",
     shares=Shares.IDLE_ORDER,
@@ -371,6 +373,7 @@ row(
     moves_rows=True,
 )
 row("OneHot", axes=indices.one_hot)
+row("ReverseSequence", axes=indices.reverse_sequence)
 row("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", axes=indices.cross_entropy)
 row(
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2",

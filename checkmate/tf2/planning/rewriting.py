@@ -85,7 +85,15 @@ class Rewriting:
         request = replace(task.request, options=options)
         with request.showing() as progress:
             clock = Clock(progress)
-            task = replace(task, request=request, clock=clock)
+            task = PlanTask.of(  # for what is in use now
+                request,
+                task.traced,
+                task.specs,
+                clock,
+                task.batch or (),
+                released_bytes=task.released_bytes,
+                budget_bytes=task.budget_bytes,
+            )
             planned = (store.stored_plan(task) if file else None) or new_plan(task)
         report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
         return replace(planned, report=report)
