@@ -48,22 +48,26 @@ def traced_on(step: Any, batch: Any) -> TracedStep:
 def in_slices(step: Any, batch: Any, examples: int, *, tolerance: float = 1e-9) -> Compared:
     """Runs a step on a batch, and in slices of `examples`. Numbers with a fraction may be off by
     `tolerance` of the largest of a value."""
-    traced = traced_on(step, batch)
-    written = Step.of(step, batch, traced)
-    tile = Tile()
+    written, tile = Step.of(step, batch, traced_on(step, batch)), Tile()
     axes = tile.axes(written)
     if axes.binding is not None:
         return Compared(axes, [axes.binding.reason], 0)
+    return Compared(axes, *compared(tile.apply(written, examples), batch, tolerance))
+
+
+def compared(step: Step, batch: Any, tolerance: float) -> tuple[list[str], int]:
+    """Runs a rewritten step and the step as it was written: a line for each value that is another,
+    and how many were compared."""
+    traced, ran = step.traced, step.in_slices
     flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
-    in_slices = tile.apply(written, examples).in_slices
     start = _values(traced)
     expected = tf.nest.flatten(traced.function(*batch))
     trained = _values(traced)
     _restore(traced, start)
-    early = in_slices.before(*flat)
-    for first, size in in_slices.slices:
-        in_slices.each[size].function(tf.constant(first), *flat, *early)
-    found = tf.nest.flatten(in_slices.after.function(*flat, *early))
+    early = ran.before(*flat)
+    for first, size in ran.slices:
+        ran.each[size].function(tf.constant(first), *flat, *early)
+    found = tf.nest.flatten(ran.after.function(*flat, *early))
     errors = []
     pairs = [("results", *pair) for pair in zip(expected, found, strict=True)]
     pairs += [
@@ -73,7 +77,7 @@ def in_slices(step: Any, batch: Any, examples: int, *, tolerance: float = 1e-9) 
         line = _difference(np.asarray(wanted), np.asarray(value), tolerance)
         errors += [f"{k} {name}: {line}"] if line else []
     _restore(traced, start)
-    return Compared(axes, errors, len(pairs))
+    return errors, len(pairs)
 
 
 def _difference(wanted: np.ndarray, found: np.ndarray, tolerance: float) -> str:

@@ -17,12 +17,13 @@ from checkmate.core.replay import floor, replay
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import CostModel, with_costs
 from checkmate.tf2.graph.trace import TracedStep, trace
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.rewrites.search import Search
 from checkmate.tf2.rewrites.slices import Slices, sliced_specs
-from checkmate.tf2.rewrites.step import Step, with_all_variables
-from checkmate.tf2.rewrites.tile import Tile
+from checkmate.tf2.rewrites.step import Equal, Step, with_all_variables
+from checkmate.tf2.rewrites.table import REWRITES
 from checkmate.units import format_bytes
 
 
@@ -60,7 +61,9 @@ class SliceGraph:
 
 class SliceGraphs:
     def __init__(self, step: Step, costs: str | CostModel, on_progress: Callable[[int, int], None]):
-        self._step, self._costs, self._tile = step, costs, Tile()
+        self._step, self._costs = step, costs
+        made = [make(Scratch()) for make in REWRITES.values()]
+        self._rewrites = [each for each in made if each.promise > Equal.STATISTICS]
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = replay(graph, Plan.keep_all(graph)).peak_bytes
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}
@@ -73,7 +76,9 @@ class SliceGraphs:
         plain = self._made[self._step].plain_bytes
         if count != "auto":
             slices, step = Slices.of(self._step.examples, int(count)), self._step
-            sliced = self._at(step if slices.count == 1 else self._tile.apply(step, slices.size))
+            if slices.count > 1:
+                step = self._rewrites[0].apply(step, slices.size)
+            sliced = self._at(step)
             found = solve_each(sliced.graph, budgets, search, percent_of=plain)
             yield sliced, [self._advised(one, sliced) for one in found]
             return
@@ -134,7 +139,7 @@ class SliceGraphs:
 
         least = self._made[self._step].graph.total_cost
         search = Search(bound, plan, least, TUNING.worth_share)
-        best = search.run(self._step, [self._tile])
+        best = search.run(self._step, self._rewrites)
         for reason in search.why_not:
             complain(f"{self._step.traced.graph.name!r} is not split: {reason}")
         if best is None or search.least_s == math.inf:

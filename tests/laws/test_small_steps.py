@@ -44,4 +44,4 @@ def test_a_step_in_equal_slices_is_the_same_or_refused(name, examples):
 def test_there_are_steps_of_every_kind():
     """As many as are refused are split, so that a refusal of all would be seen."""
     assert len(STEPS) > 150 and len({*REFUSED, *OTHER_EXAMPLES}) < len(STEPS) / 2
-    assert REFUSED <= STEPS.keys() and set(OTHER_EXAMPLES) <= STEPS.keys()
+    assert STEPS.keys() >= REFUSED | set(OTHER_EXAMPLES)

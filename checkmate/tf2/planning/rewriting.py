@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,8 @@ from checkmate.tf2.planning.sliced_run import PlainFigures, joined
 from checkmate.tf2.report import TriedSlices
 from checkmate.tf2.rewrites.search import Search
 from checkmate.tf2.rewrites.slices import Slices
-from checkmate.tf2.rewrites.small_batches import SmallBatches
-from checkmate.tf2.rewrites.step import Rewrite, Step
-from checkmate.tf2.rewrites.tile import Tile
+from checkmate.tf2.rewrites.step import Equal, Rewrite, Step
+from checkmate.tf2.rewrites.table import REWRITES
 from checkmate.units import Bytes, is_share
 
 log = logging.getLogger("checkmate")
@@ -50,7 +50,7 @@ class Rewriting:
 
     task: PlanTask
     plain: PlainFigures
-    tile: Tile
+    rewrites: list[Rewrite]
     pieces: PiecePlanner
     _made: tuple[Step, Planned] | None = None
     _refusals: list[Refused] = field(default_factory=list)
@@ -60,7 +60,13 @@ class Rewriting:
         """With the budget in bytes and the figures of the plain step, whose ops are measured where
         the budget is a share of its peak, or where it fits on the device."""
         task, plain = _with_figures(replace(task, request=request), measures=measures)
-        return cls(task, plain, Tile(request.scratch), PiecePlanner(task))
+        made = [make(request.scratch) for make in REWRITES.values()]
+        return cls(task, plain, made, PiecePlanner(task))
+
+    @property
+    def exact(self) -> list[Rewrite]:
+        """The rewrites that leave the numbers as they are."""
+        return [each for each in self.rewrites if each.promise > Equal.STATISTICS]
 
     @property
     def step(self) -> Step:
@@ -98,28 +104,28 @@ class Rewriting:
         report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
         return replace(planned, report=report)
 
-    def at(self, slices: Slices, file: Any = None) -> Planned:
-        """The step in these slices, which are batches of their own where it cannot be split
-        exactly; with a file, under the plan that is in it."""
-        step = self.step
+    def at(self, slices: Slices, file: Any = None, names: Sequence[str] = ()) -> Planned:
+        """The step in these slices, by the first rewrite that applies; with a file, under the plan
+        that is in it, of rewrites with these names."""
         if slices.count == 1:
             return self.unsplit(file)
-        binding = self.tile.axes(step).binding
-        if binding is None:
-            return self._planned(self.tile.apply(step, slices.size), file)
-        reason = binding.sentence
-        name, scratch = self.task.request.name, self.task.request.scratch
-        if self.task.request.options.micro_batches == "auto":
-            raise TraceError(f"{name!r} is not split: {reason}")
-        try:
-            found = SmallBatches(scratch, reason).apply(step, slices.size)
-        except TraceError as error:
-            raise TraceError(
-                f"{name!r} cannot run in slices: {reason} Nor can each slice be a batch of its"
-                f" own: {error}"
-            ) from error
-        log.warning(found.notes[-1])
-        return self._planned(found, file)
+        name, why_not = self.task.request.name, ""
+        auto = self.task.request.options.micro_batches == "auto" and not names
+        for rewrite in self.rewrites:
+            if (names and rewrite.name not in names) or (auto and rewrite not in self.exact):
+                continue
+            try:
+                step = rewrite.apply(self.step, slices.size)
+            except TraceError as error:
+                also = f"{why_not} Nor does it run in slices otherwise: {error}"
+                why_not = also if why_not else str(error)
+                continue
+            if why_not:
+                note = f"{name!r} cannot be split exactly. {why_not} {step.notes[-1]}"
+                log.warning(note)
+                step = replace(step, notes=(*step.notes[:-1], note))
+            return self._planned(step, file)
+        raise TraceError(f"{name!r} cannot run in slices: {why_not}")
 
     def stored(self, path: Path | None) -> Planned | None:
         """The step under the plan of a file that is for it; None without one. A budget that is a
@@ -150,16 +156,15 @@ class Rewriting:
         if is_share(request.options.budget):
             self.task = self.task.within(request.resolve(found.plain_bytes + other, other))
             self.pieces = PiecePlanner(self.task)
-        return self.at(slices, named)
+        return self.at(slices, named, [found.rewrite])
 
     def _planned(self, step: Step, file: Any = None) -> Planned:
         return joined(self.task, step, self.pieces.plan(step, file), self.plain)
 
     def _cheapest(self) -> Planned:
         """The step with the cheapest plan found; raises a refusal if there is none."""
-        rewrites: list[Rewrite] = [self.tile]
         search = Search(self._bound, self._plan, self.plain.cost or 0.0, TUNING.worth_share)
-        best = search.run(self.step, rewrites)
+        best = search.run(self.step, self.exact)
         tried = tuple(
             TriedSlices(each.step.slices.count, each.bound, each.cost) for each in search.tried
         )
@@ -192,7 +197,7 @@ class Rewriting:
         """Plans a step; None where it is refused."""
         self._made = None
         if step.in_slices is None:
-            self.tile.release()
+            self._release()
         gc.collect()  # functions are in cycles
         try:
             if step.in_slices is None:
@@ -210,11 +215,15 @@ class Rewriting:
         self._made = step, planned
         return None, *figures
 
+    def _release(self) -> None:
+        for rewrite in self.rewrites:
+            rewrite.release()
+
     def _unchanged_or_refused(self, why_not: str) -> Planned:
         """The step unchanged, where the budget is what is free; raises the refusal that asks for
         least otherwise."""
         self._made = None
-        self.tile.release()
+        self._release()
         gc.collect()
         budget = self.task.request.options.budget
         if budget == "auto" or not self._refusals:

@@ -357,9 +357,10 @@ graph is another."""
 
 @dataclass(frozen=True, slots=True)
 class StoredSlices:
-    """The slices of a batch that a file's plan is for: `size` examples each. `plain_bytes` is the
-    plain peak of the step on the whole batch."""
+    """The slices of a batch that a file's plan is for: `size` examples each, made by the rewrite of
+    this name. `plain_bytes` is the plain peak of the step on the whole batch."""
 
+    rewrite: str
     size: int
     plain_bytes: int
 
@@ -392,7 +393,7 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
     pairs = [each for each in applied if isinstance(each, list) and len(each) == 2]
     if len(applied) != 1 or not pairs or not isinstance(pairs[0][1], int) or pairs[0][1] < 1:
         raise refusal(where, f"applied is {shown(applied)}", "[[name, examples of a slice]]")
-    return StoredSlices(pairs[0][1], plain_bytes)
+    return StoredSlices(str(pairs[0][0]), pairs[0][1], plain_bytes)
 
 
 _OF_RECORD = ("version", "plain_bytes")

@@ -47,7 +47,6 @@ class SmallBatches:
 
     Args:
       scratch: The memory in which slices leave what they hand on; memory of its own by default.
-      reason: Why the step is not split exactly, as a sentence.
 
     Examples:
       >>> traced = trace(train_step, images, labels)
@@ -56,8 +55,8 @@ class SmallBatches:
     """
 
     scratch: Scratch = field(default_factory=Scratch)
-    reason: str = ""
     name: str = "small_batches"
+    promise: Equal = Equal.STATISTICS
 
     def sites(self, step: Step) -> Iterator[int]:
         """Yields half of the batch, a quarter, and so on, down to two examples."""
@@ -97,8 +96,10 @@ class SmallBatches:
             (),
             kept.variables,
         )
-        applied, notes = Applied(self.name, site), (NOTE.format(name, self.reason),)
-        return rewritten(step, in_slices, applied, Equal.STATISTICS, notes)
+        return rewritten(step, in_slices, Applied(self.name, site), self.promise, (NOTE,))
+
+    def release(self) -> None:
+        """Keeps nothing."""
 
 
 def _handed_on(whole: Traced, part: TracedStep) -> list[Handed]:
@@ -152,7 +153,7 @@ def _each(
         ]
         values = part.function(*tf.nest.pack_sequence_as(arguments, own))
         weighted = [
-            tf.cast(value, variable.dtype) * tf.cast(size / examples, variable.dtype)
+            tf.cast(value, variable.dtype) * tf.constant(size / examples, variable.dtype)
             if handed.relation == SUMMED
             else value
             for value, handed, variable in zip(values, kept.handed_on, kept.variables, strict=True)
@@ -173,8 +174,7 @@ def _after(whole: Traced, kept: Kept) -> Any:
 
 
 NOTE = (
-    "{!r} cannot be split exactly. {} With the number of micro-batches given by hand, each slice is"
-    " a batch of its own: what is computed across examples, such as the statistics of"
+    "Each slice is a batch of its own: what is computed across examples, such as the statistics of"
     " BatchNormalization or a loss of pairs, is that of a slice, moving averages and metrics are"
     " updated by each slice, and gradients are averaged over the examples, as for a loss that is a"
     " mean over them."

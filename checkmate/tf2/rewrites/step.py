@@ -122,9 +122,14 @@ class Step:
 
 
 class Rewrite(Protocol):
-    """A way to write a step otherwise."""
+    """A way to write a step otherwise.
+
+    Attributes:
+      promise: How equal the numbers are at least.
+    """
 
     name: str
+    promise: Equal
 
     def sites(self, step: Step) -> Iterator[int]:
         """Yields where it may apply, the largest pieces first."""
@@ -132,6 +137,10 @@ class Rewrite(Protocol):
 
     def apply(self, step: Step, site: int) -> Step:
         """The step, rewritten there. Raises `TraceError` where that is not possible."""
+        ...
+
+    def release(self) -> None:
+        """Frees the functions that it keeps for other sites."""
         ...
 
 

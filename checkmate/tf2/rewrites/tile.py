@@ -37,6 +37,7 @@ class Tile:
     scratch: Scratch = field(default_factory=Scratch)
     device: str | None = None
     name: str = "tile"
+    promise: Equal = Equal.DRAWS
     _of: TracedStep | None = None
     _axes: BatchAxes | None = None
     _parts: Parts | None = None
