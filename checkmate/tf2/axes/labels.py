@@ -189,19 +189,17 @@ class Labels:
     def use(self, tensor: tf.Tensor, relation: Relation, *, whole: bool = False) -> Use | None:
         """How a slice gets a value in this relation (the whole's value, with `whole`, or a part of
         it); None if it cannot."""
-        known = self.value(tensor)
-        if known is not None:
-            in_part = relation.kind is Kind.BATCHED
-            fit = not in_part or fits(relation, known.shape, self.examples)
-            cut = not in_part or self.keeping is not None or one_number(known)
-            return Use(tensor, relation, None) if fit and cut else None
         if whole:
             return self._part(tensor, relation)
-        natural = self.natural(tensor)
+        known, natural = self.value(tensor), self.natural(tensor)
         zero = natural == ZERO and relation.kind in (Kind.SAME, Kind.SUMMED, Kind.SIZE)
         if natural == relation or zero:
             return Use(tensor, relation, self.nodes.get((tensor.ref(), natural)))
         if relation.kind is Kind.BATCHED and natural in (SAME, ZERO):
+            if known is not None:
+                fit = fits(relation, known.shape, self.examples)
+                cut = self.keeping is not None or one_number(known)
+                return Use(tensor, relation, None) if fit and cut else None
             node = self._made_in_part(tensor, relation)
             return Use(tensor, relation, node) if node else self._part(tensor, relation)
         return None

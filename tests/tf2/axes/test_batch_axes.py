@@ -181,3 +181,22 @@ def test_indices_of_other_examples_are_found_when_the_step_runs(tensorflow):
     assert not in_slices(step, (inputs, own.astype("int32")), 2).errors
     with pytest.raises(tf.errors.InvalidArgumentError, match="entries of other examples"):
         in_slices(step, (inputs, others.astype("int32")), 2)
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_loop_that_adds_to_a_sum_or_sets_it_to_a_number(tensorflow, is_set):
+    """A carried number that begins with 0 is a sum over the examples, or one number for all."""
+    kernel = tf.Variable(np.ones([16, 16]))
+
+    def body(k, found, x):
+        x = tf.tanh(x @ kernel)
+        return k + 1, tf.constant(1.0, tf.float64) if is_set else found + tf.reduce_sum(x), x
+
+    def step(inputs):
+        zero = tf.zeros([], tf.float64)
+        _, found, x = tf.while_loop(lambda k, *_: k < 3, body, [0, zero, inputs])
+        return found * tf.reduce_sum(x)
+
+    batch = np.random.default_rng(0).normal(size=(8, 16))
+    found = in_slices(step, (batch,), 3)
+    assert found.binding is None and not found.errors
