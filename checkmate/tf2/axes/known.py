@@ -17,6 +17,8 @@ from checkmate.tf2.ops.table import rule_of
 MOST_ELEMENTS = 2**16
 """Larger values are not computed here, but where all elements are one number."""
 
+_NO_NUMBERS = (tf.resource, tf.variant, tf.string)
+
 Known = dict[tf.Operation, list[np.ndarray | None]]
 
 
@@ -35,7 +37,7 @@ def known_values(operations: Sequence[tf.Operation]) -> Known:
 
 def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | None] | None:
     shapes = [tensor.shape for tensor in operation.outputs]
-    if any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.outputs):
+    if any(tensor.dtype in _NO_NUMBERS for tensor in operation.outputs):
         return None
     if is_constant(operation):
         return [tf.make_ndarray(operation.get_attr("value"))]
@@ -61,8 +63,6 @@ def _of_shape(operation: tf.Operation, output: int) -> np.ndarray | None:
 def _number(operation: tf.Operation, inputs: list[Any]) -> Any:
     """The number that all elements of an op's only output are, or None if that is not known."""
     dtype = operation.outputs[0].dtype
-    if dtype == tf.string:
-        return None
     rule = rule_of(operation.type)
     fills = not rule.stateless_if or operation.get_attr(rule.stateless_if)
     if rule.fills_with is not None and fills:

@@ -94,22 +94,24 @@ def reduction(*, sums: bool = False, averages: bool = False) -> Rule:
     return rule
 
 
-def last_axes(count: int, linear: Linear | None = None, *linear_in: int) -> Rule:
+def last_axes(count: int, linear: Linear | None = None, *, inputs: int = 1) -> Rule:
     """The rule of an op that computes from the last `count` axes of its first input, for each entry
-    of the others, which are also the first axes of its other inputs and its outputs."""
+    of the others, which are also the first axes of the first `inputs` of its inputs and of its
+    outputs; linear in the first."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0] - count
-        inputs = tuple(
-            _leading(tensor, rank) if k == 0 or tensor.shape.rank >= rank else OWN
+        labels = tuple(
+            _leading(tensor, rank) if k < inputs else OWN
             for k, tensor in enumerate(call.operation.inputs)
         )
         outputs = tuple(_leading(tensor, rank) for tensor in call.operation.outputs)
-        chosen = frozenset(linear_in) or None
         # Entries that are not of the input, such as a padding, are zero in a linear function.
-        others = [call.known[k] for k, labels in enumerate(inputs) if labels is OWN and k > 1]
+        others = [call.known[k] for k in range(max(2, inputs), len(call.inputs))]
         is_linear = all(known is not None and not known.any() for known in others)
-        return Signature(inputs, outputs, linear=linear if is_linear else None, linear_in=chosen)
+        return Signature(
+            labels, outputs, linear=linear if is_linear else None, linear_in=frozenset({0})
+        )
 
     return rule
 

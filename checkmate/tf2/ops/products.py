@@ -40,6 +40,15 @@ def batch_product(call: Call) -> Signature:
     )
 
 
+def of_matrices(call: Call) -> Signature:
+    """An op on the matrices in the last two axes; the other axes are broadcast."""
+    rank = max(call.ranks())
+    inputs = tuple(
+        (*aligned(call.shape(k)[:-2], rank - 2), None, None) for k in range(len(call.inputs))
+    )
+    return Signature(inputs, ((*range(rank - 2), None, None),))
+
+
 def einsum(call: Call) -> Signature | None:
     """The equation of an `Einsum` is its signature."""
     left, _, right = call.attr("equation").replace(" ", "").partition("->")

@@ -298,17 +298,19 @@ row("EuclideanNorm", axes=elements.reduction())
 row("ArgMax ArgMin", axes=elements.arg_reduction)
 row("Cumsum ReverseV2", axes=elements.along_axis(TOGETHER))
 row("Cumprod CumulativeLogsumexp", axes=elements.along_axis())
-row("LogSoftmax TopKV2 InTopKV2 NthElement", axes=elements.last_axes(1))
-row("FFT IFFT RFFT", axes=elements.last_axes(1, TOGETHER, 0))
-row("FFT2D IFFT2D", axes=elements.last_axes(2, TOGETHER, 0))
-row("FFT3D IFFT3D", axes=elements.last_axes(3, TOGETHER, 0))
-row("MatrixDiagPartV3 MatrixDiagPart MatrixBandPart", axes=elements.last_axes(2, EACH, 0))
-row("MatrixDiag MatrixDiagV3", axes=elements.last_axes(1, EACH, 0))
+row("LogSoftmax TopKV2 NthElement", axes=elements.last_axes(1))
+row("InTopKV2", axes=elements.last_axes(1, inputs=2))
+row("FFT IFFT RFFT", axes=elements.last_axes(1, TOGETHER))
+row("FFT2D IFFT2D", axes=elements.last_axes(2, TOGETHER))
+row("FFT3D IFFT3D", axes=elements.last_axes(3, TOGETHER))
+row("MatrixDiagPartV3 MatrixDiagPart MatrixBandPart", axes=elements.last_axes(2, EACH))
+row("MatrixDiag MatrixDiagV3", axes=elements.last_axes(1, EACH))
 row(
-    "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr CholeskyGrad "
-    "SelfAdjointEigV2 Svd MatrixTriangularSolve MatrixSolve MatrixSetDiagV3",
+    "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr SelfAdjointEigV2 Svd",
     axes=elements.last_axes(2),
 )
+row("CholeskyGrad MatrixSetDiagV3", axes=elements.last_axes(2, inputs=2))
+row("MatrixTriangularSolve MatrixSolve", axes=products.of_matrices)
 
 # LSTM and GRU on GPUs. Registered as stateful, so that they run once and what they make is kept.
 row("CudnnRNN CudnnRNNV2 CudnnRNNV3", size=Size.RESERVE)
