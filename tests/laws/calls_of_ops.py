@@ -126,6 +126,7 @@ def by_hand():
         "MatrixBandPart": of_type("MatrixBandPart", [(4, 2, 2)], 0, -1),
         "MatrixDiagV3": of_type("MatrixDiagV3", [(4, 6)], 0, -1, -1, 0.0),
         "MatrixSetDiagV3": of_type("MatrixSetDiagV3", [(4, 6, 6), (4, 6)], 0),
+        "Roll": of_type("Roll", [(4, 6, 2)], [1, 2], [1, 2]),
         "MirrorPad": of_type("MirrorPad", [(4, 6)], [[0, 0], [1, 2]], mode="REFLECT"),
         "MirrorPadGrad": of_type("MirrorPadGrad", [(4, 6)], [[0, 0], [1, 2]], mode="REFLECT"),
         "ReverseSequence": example(

@@ -121,15 +121,15 @@ def _leading(tensor: tf.Tensor, count: int) -> Labels:
     return tuple(k if k < count else None for k in range(rank))
 
 
-def along_axis(linear: Linear | None = None) -> Rule:
-    """The rule of an op that computes along the axes named by its second input, such as a
-    cumulative sum or a reversal."""
+def along_axis(linear: Linear | None = None, *, at: int = 1) -> Rule:
+    """The rule of an op that computes along the axes named by its input `at`, such as a cumulative
+    sum or a reversal."""
 
     def rule(call: Call) -> Signature:
         rank = call.ranks()[0]
-        axes = {int(axis) % rank for axis in np.ravel(call.value(1))}
+        axes = {int(axis) % rank for axis in np.ravel(call.value(at))}
         labels = tuple(None if k in axes else k for k in range(rank))
-        return Signature((labels, OWN), (labels,), linear=linear)
+        return Signature((labels, *[OWN] * at), (labels,), linear=linear)
 
     return rule
 
