@@ -110,7 +110,7 @@ def test_each_field_of_the_schema_is_in_a_file_here(graph_data, plan_data):
     assert set(SCHEMAS["graph"]["properties"]) == set(graph_data)
     fields = set(SCHEMAS["graph"]["$defs"]["node"]["properties"])
     assert fields == set().union(*graph_data["nodes"])
-    of_steps = {"costs", "made_for", "slices"}  # tests/tf2/test_function.py
+    of_steps = {"costs", "made_for", "rewrites"}  # tests/tf2/test_function.py
     assert set(SCHEMAS["plan"]["properties"]) - of_steps == set(plan_data)
     lines = [json.loads(line) for line in LOG.to_lines()]
     assert set(SCHEMAS["op-log-line"]["properties"]) == set().union(*lines)

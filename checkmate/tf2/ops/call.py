@@ -108,9 +108,11 @@ class Call:
         if self.inputs[input_].kind is Kind.SIZE:
             return {}
         shape = np.ravel(self.value(input_))
-        if (not np.ndim(self.known[input_]) and entry) or shape[entry] in (-1, 1):
+        if not np.ndim(self.known[input_]) and entry:
             return {}
-        if shape[entry] % self.examples:
+        if entry < shape.size and shape[entry] in (-1, 1):
+            return {}
+        if entry >= shape.size or shape[entry] % self.examples:
             raise UnknownError
         return {input_: entry}
 

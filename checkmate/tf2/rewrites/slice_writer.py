@@ -269,7 +269,7 @@ def part_of(
 ) -> tf.Tensor:
     """The part of a value, which is BATCHED, that belongs to the slice of `size` examples which
     begins with example `first`."""
-    shape = value.shape.as_list()
+    shape = [-1 if size is None else size for size in value.shape.as_list()]
     block = shape[relation.axis] // relation.blocks
     unit = block // examples
     length = [*shape[: relation.axis], unit * size, *shape[relation.axis + 1 :]]

@@ -200,3 +200,24 @@ def test_a_loop_that_adds_to_a_sum_or_sets_it_to_a_number(tensorflow, is_set):
     batch = np.random.default_rng(0).normal(size=(8, 16))
     found = in_slices(step, (batch,), 3)
     assert found.binding is None and not found.errors
+
+
+def test_a_list_whose_entries_are_numbers_in_a_loop_within_a_loop(tensorflow):
+    kernel = tf.Variable(np.ones([16, 16]) / 16)
+
+    def step(inputs):
+        def outer(k, x):
+            def inner(j, y):
+                return j + 1, tf.tanh(y @ kernel)
+
+            return k + 1, tf.while_loop(lambda j, _: j < 2, inner, [0, x])[1]
+
+        with tf.GradientTape() as tape:
+            x = tf.while_loop(lambda k, _: k < 3, outer, [0, inputs])[1]
+            loss = tf.reduce_mean(x**2)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    batch = np.random.default_rng(0).normal(size=(8, 16))
+    found = in_slices(step, (batch,), 3)
+    assert found.binding is not None or not found.errors
