@@ -106,6 +106,15 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
         if not phases.nodes:
             labels.binding = _first_on_all(phases)
             return BatchAxes(labels, phases, (), (), (), (), (), _binding(traced, labels))
+        unknown = [h.whole for h in phases.handed_on.values() if not h.has_shape]
+        if unknown:
+            shape, operation = unknown[0].shape, unknown[0].op
+            reason = (
+                f"{operation.name!r} ({operation.type}) is needed for all of them, and its shape is"
+                f" known when the step runs only: {shape}."
+            )
+            binding = Binding(operation, _layer(traced, operation), reason)
+            return BatchAxes(labels, phases, (), (), (), (), (), binding)
         twice = _drawn_twice(phases)
         if not twice:
             break

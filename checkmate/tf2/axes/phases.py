@@ -22,6 +22,11 @@ class Handed(NamedTuple):
     relation: Relation
     node: Node | None
 
+    @property
+    def has_shape(self) -> bool:
+        """Its shape is known before the step runs."""
+        return self.whole.shape.is_fully_defined()
+
 
 @dataclass(slots=True)
 class Phases:

@@ -116,6 +116,21 @@ def last_axes(count: int, linear: Linear | None = None, *, inputs: int = 1) -> R
     return rule
 
 
+def diagonals(call: Call) -> Signature:
+    """Matrices of the given diagonals: several of them are an axis of the first input."""
+    return last_axes(1 + (np.size(call.value(1)) > 1), EACH)(call)
+
+
+def square_sum(call: Call) -> Signature:
+    labels = tuple(range(call.ranks()[0]))
+    return Signature((labels,), ((),), summed=frozenset(labels))
+
+
+def bitcast(call: Call) -> Signature | None:
+    """Each element alone, where the types have the same size."""
+    return None if call.ranks()[0] != len(call.result()) else elementwise()(call)
+
+
 def _leading(tensor: tf.Tensor, count: int) -> Labels:
     rank = tensor.shape.rank
     return tuple(k if k < count else None for k in range(rank))

@@ -221,3 +221,38 @@ def test_a_list_whose_entries_are_numbers_in_a_loop_within_a_loop(tensorflow):
     batch = np.random.default_rng(0).normal(size=(8, 16))
     found = in_slices(step, (batch,), 3)
     assert found.binding is not None or not found.errors
+
+
+LINEAR_ALGEBRA = {
+    "a padding is added once": lambda h, n: tf.linalg.diag(tf.reduce_sum(h, 0), padding_value=3.0),
+    "and beside a diagonal": lambda h, n: tf.linalg.diag_part(
+        tf.transpose(h) @ h, k=(-1, 1), padding_value=3.0
+    ),
+    "a band of as many diagonals as examples": lambda h, n: tf.linalg.diag(
+        tf.reshape(tf.tile(h, [1, 3]), [n, 3, 16]), k=(-1, 1)
+    ),
+    "matrices that are broadcast": lambda h, n: tf.linalg.triangular_solve(
+        tf.eye(16, dtype=h.dtype) + h[:, None], tf.ones([n, n, 16, 3], h.dtype)
+    ),
+    "a text made of the batch's size": lambda h, n: (
+        h * tf.cast(tf.strings.length(tf.strings.as_string(n)), h.dtype)
+    ),
+    "a shape that a mask makes": lambda h, n: tf.boolean_mask(h, h[0] > 0, axis=1),
+    "half a sum of squares": lambda h, n: tf.nn.l2_loss(h),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_ALGEBRA)
+@pytest.mark.parametrize("examples", [2, 3, 6])
+def test_what_a_rule_once_took_for_another_axis(tensorflow, name, examples):
+    kernel = tf.Variable(np.random.default_rng(1).normal(size=(16, 16)))
+
+    def step(inputs):
+        h = tf.tanh(inputs @ kernel)
+        return tf.reduce_mean(LINEAR_ALGEBRA[name](h, tf.shape(h)[0])), h
+
+    batch = np.random.default_rng(0).normal(size=(examples, 16))
+    for size in (1, 2):
+        if size < examples:
+            found = in_slices(tf.function(step, autograph=False), (batch,), size)
+            assert found.binding is not None or not found.errors
