@@ -100,7 +100,8 @@ def test_a_refusal_speaks_of_a_smaller_batch_where_one_helps(models, batch, budg
 def test_compile_runs_what_plan_wrote_in_slices(models, count):
     import keras
 
-    found = invoke("plan", "some_models:small", "-b", "60%", "--micro-batches", count, *QUICK)
+    asked = ("-b", "60%", "--micro-batches", count, *QUICK, "--costs", "roofline")
+    found = invoke("plan", "some_models:small", *asked)
     (facts,) = lines_of_json(found.stdout)
     assert facts["plan_file"].startswith("some-models-small-b512-in-"), found.output
     number = int(facts["plan_file"].split("-in-")[1].split("-")[0])

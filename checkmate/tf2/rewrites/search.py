@@ -39,8 +39,8 @@ class Search(Generic[Found]):
     """The search for the cheapest of a step and its rewritten forms.
 
     Args:
-      bound: Seconds that no plan of a step lasts less than; None where none is within the budget,
-        as proven by the largest of its ops.
+      bound: Seconds that no plan of a step lasts less than, 0 where that is not known; None where
+        no plan is within the budget, as proven by the largest of its ops.
       plan: A plan of a step, its bound and its cost; None where none was found.
       least_s: No plan lasts less than this, nor is a better one looked for than `worth` of it.
     """
@@ -83,7 +83,7 @@ class Search(Generic[Found]):
             return False
         planned = self.plan(step)
         if planned is None:
-            self.tried.append(Tried(step, bound))
+            self.tried += [Tried(step, bound)] if bound else []
         else:
             found, bound, cost = planned
             self.tried.append(Tried(step, bound, cost, found))

@@ -49,9 +49,8 @@ class SmallBatches:
       scratch: The memory in which slices leave what they hand on; memory of its own by default.
 
     Examples:
-      >>> traced = trace(train_step, images, labels)
-      >>> step = SmallBatches().apply(Step.of(train_step, (images, labels), traced), 4)
-      >>> step.equal.name
+      >>> SmallBatches().promise.name
+      'STATISTICS'
     """
 
     scratch: Scratch = field(default_factory=Scratch)

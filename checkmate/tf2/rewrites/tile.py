@@ -29,9 +29,10 @@ class Tile:
       device: Where; by default the device that trains.
 
     Examples:
-      >>> traced = trace(train_step, images, labels)
-      >>> step = Tile().apply(Step.of(train_step, (images, labels), traced), 4)
-      >>> [piece.times for piece in step.pieces], step.equal.name
+      >>> traced = checkmate.tf2.trace(train_step, images, labels)
+      >>> sliced = Tile().apply(Step.of(train_step, (images, labels), traced), 1024)
+      >>> [piece.times for piece in sliced.pieces], sliced.equal.name
+      ([8, 1], 'ROUNDING')
     """
 
     scratch: Scratch = field(default_factory=Scratch)

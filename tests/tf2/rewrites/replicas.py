@@ -100,10 +100,12 @@ def trained(train, strategy, norm, options, x, y, batch):
 
 def kept_on(step):
     """The devices on which each replica of the first step keeps sums."""
-    functions = getattr(step.steps[0].planned.run, "pieces", None)
-    return functions and [
+    run = step.steps[0].planned.run
+    if not hasattr(run, "in_slices"):
+        return None
+    return [
         sorted({variable.device.rpartition("device:")[2] for variable in each.kept})
-        for each in (functions.functions, *functions.others)
+        for each in (run.in_slices, *run.pieces.others)
     ]
 
 

@@ -86,7 +86,9 @@ def test_slices_and_recomputation_stay_within_the_budget_together():
 @pytest.mark.slow
 def test_verify_notices_a_slice_that_is_left_out():
     _, step = compiled("40MiB", 4)
-    run = replace(step.planned.run, slices=list(step.planned.run.slices)[:-1])
+    written = step.planned.run.in_slices
+    written = replace(written, slices=list(written.slices)[:-1])
+    run = replace(step.planned.run, in_slices=written)
     step._main.planned = replace(step.planned, run=run)
     assert not checkmate.tf2.verify(step, batch()).ok
 
@@ -197,7 +199,7 @@ def test_a_share_is_one_of_what_the_plain_step_took_when_the_plan_was_made(
 @pytest.mark.slow
 def test_random_numbers_of_slices_are_said():
     def step(x):
-        noise = tf.random.stateless_truncated_normal(x.shape, (1, 2))
+        noise = tf.random.normal(x.shape)
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(tf.tanh(x) * noise)
