@@ -58,13 +58,12 @@ class BatchAxes:
     """
 
     labels: Labels
-    phases: Phases
-    early_ops: tuple[tf.Operation, ...]
-    nodes: tuple[Node, ...]
-    late_ops: tuple[tf.Operation, ...]
-    fed: tuple[tf.Tensor, ...]
-    handed_on: tuple[Handed, ...]
-    binding: Binding | None
+    early_ops: tuple[tf.Operation, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    late_ops: tuple[tf.Operation, ...] = ()
+    fed: tuple[tf.Tensor, ...] = ()
+    handed_on: tuple[Handed, ...] = ()
+    binding: Binding | None = None
 
     @property
     def other_draws(self) -> list[str]:
@@ -98,23 +97,15 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
         keeping = _keeping(traced, examples)
         labels = Labels(flat.graph, traced.function.graph, examples, arguments, keeping, once)
         labels.run()
-        phases = Phases(labels)
         if labels.binding is not None:
-            binding = _binding(traced, labels)
-            return BatchAxes(labels, phases, (), (), (), (), (), binding)
+            return BatchAxes(labels, binding=_binding(traced, labels, labels.binding))
+        phases = Phases(labels)
         phases.find()
         if not phases.nodes:
-            labels.binding = _first_on_all(phases)
-            return BatchAxes(labels, phases, (), (), (), (), (), _binding(traced, labels))
+            return BatchAxes(labels, binding=_binding(traced, labels, _first_on_all(phases)))
         unknown = [h.whole for h in phases.handed_on.values() if not h.has_shape]
         if unknown:
-            shape, operation = unknown[0].shape, unknown[0].op
-            reason = (
-                f"{operation.name!r} ({operation.type}) is needed for all of them, and its shape is"
-                f" known when the step runs only: {shape}."
-            )
-            binding = Binding(operation, _layer(traced, operation), reason)
-            return BatchAxes(labels, phases, (), (), (), (), (), binding)
+            return BatchAxes(labels, binding=_of_unknown_shape(traced, unknown[0]))
         twice = _drawn_twice(phases)
         if not twice:
             break
@@ -126,13 +117,11 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
 
     return BatchAxes(
         labels,
-        phases,
         in_order(phases.early),
         tuple(sorted(phases.nodes, key=lambda node: place[node.operation])),
         in_order(phases.late),
         tuple(phases.fed.values()),
         tuple(phases.handed_on.values()),
-        None,
     )
 
 
@@ -160,9 +149,16 @@ def _keeping(traced: TracedStep, examples: int) -> Keeping:
     return Keeping(examples, results, size, rows)
 
 
-def _binding(traced: TracedStep, labels: Labels) -> Binding:
-    operation = labels.binding
-    assert operation is not None
+def _of_unknown_shape(traced: TracedStep, tensor: tf.Tensor) -> Binding:
+    operation = tensor.op
+    reason = (
+        f"{operation.name!r} ({operation.type}) is needed for all of them, and its shape is known"
+        f" when the step runs only: {tensor.shape}."
+    )
+    return Binding(operation, _layer(traced, operation), reason)
+
+
+def _binding(traced: TracedStep, labels: Labels, operation: tf.Operation) -> Binding:
     return Binding(operation, _layer(traced, operation), _reason(labels, operation))
 
 

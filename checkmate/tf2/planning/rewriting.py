@@ -169,18 +169,13 @@ class Rewriting:
             TriedSlices(each.step.slices.count, each.bound, each.cost) for each in search.tried
         )
         why_not = search.why_not[-1] if search.why_not else ""
-        if best is None:
-            search.tried.clear()
-            planned = self._unchanged_or_refused(why_not)
-        else:
-            step = best.step
-            if self._made is None or self._made[0] is not step:
-                del best
-                search.tried.clear()
-                self._plan(step)
-            if self._made is None:
-                raise self._refusals[-1]
-            planned = self._made[1]
+        step = best.step if best else None
+        del best
+        search.tried.clear()  # the functions of one plan at a time
+        if step is not None and (self._made is None or self._made[0] is not step):
+            self._plan(step)
+        made = self._made if step is not None else None
+        planned = made[1] if made else self._unchanged_or_refused(why_not)
         report = planned.report
         if why_not and report.micro_batches is None:
             report = replace(report, notes=(*report.notes, NOT_SPLIT.format(why_not)))

@@ -158,10 +158,8 @@ class SliceWriter:
             shapes = definition.attr[attribute].list.shape if attribute in definition.attr else ()
             for shape, relation in zip(shapes, relations, strict=False):
                 self._scale(shape, relation)
-        if relations and definition.attr["shape"].HasField("shape"):
+        if relations and "shape" in definition.attr and definition.attr["shape"].HasField("shape"):
             self._scale(definition.attr["shape"].shape, relations[0])
-        elif "shape" in definition.attr and not definition.attr["shape"].WhichOneof("value"):
-            del definition.attr["shape"]
         if operation.type == "Squeeze":  # an axis of one example is not squeezed
             axes = [k for k, size in enumerate(operation.inputs[0].shape) if size == 1]
             squeezed = definition.attr["squeeze_dims"].list

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,7 +43,7 @@ class Tile:
     _of: TracedStep | None = None
     _axes: BatchAxes | None = None
     _parts: Parts | None = None
-    _once: tuple[object, TracedStep] | None = None
+    _once: tuple[Any, TracedStep] | None = None
 
     def sites(self, step: Step) -> Iterator[int]:
         """Yields half of the batch, a quarter, and so on, down to two examples."""
@@ -71,8 +72,8 @@ class Tile:
             size: analyse(parts.each(size, site), name=f"{name} in {slices.count} micro-batches")
             for size in slices.sizes
         }
-        early = tuple(tf.nest.flatten(before.structured_outputs))  # type: ignore[attr-defined]
-        in_slices = InSlices(slices, before, each, after, early, parts.kept.variables)  # type: ignore[arg-type]
+        early = tuple(tf.nest.flatten(before.structured_outputs))
+        in_slices = InSlices(slices, before, each, after, early, parts.kept.variables)
         others = axes.other_draws
         return rewritten(
             step,
