@@ -136,11 +136,11 @@ class Budget:
         self._allocator.forget_peak()
         self.overshoots += 1
 
-    def explain(self, name: str, used: int, predicted: int) -> str:
+    def explain(self, name: str, used: int) -> str:
         return (
-            f"{name!r} took {format_bytes(used)} where {format_bytes(predicted)} were foreseen,"
-            f" in addition to {format_bytes(self.before_bytes)}. Allocators give out whole holes,"
-            " and the scratch memory of an op is known once it ran"
+            f"{name!r} took {format_bytes(used)}, more than was foreseen, in addition to"
+            f" {format_bytes(self.before_bytes)}. Allocators give out whole holes, and the scratch"
+            " memory of an op is known once it ran"
         )
 
     def close(self) -> None:

@@ -202,12 +202,12 @@ class EagerPolicy(Policy):
         budget.learn_loss(needs, in_use - budget.before_bytes)
         if over <= 0:
             return
-        predicted, used = needs.bytes, int(budget.promised_bytes + over) - budget.before_bytes
-        needs.raise_to(predicted + int(over))
+        used = int(budget.promised_bytes + over) - budget.before_bytes
+        needs.raise_to(used)
         if not len(self.pool):
             budget.count_overshoot()
             raise does_not_fit(name, budget.before_bytes, used, budget.promised_bytes, self.live)
-        budget.overshoot(budget.explain(name, used, predicted))
+        budget.overshoot(budget.explain(name, used))
 
     def compute(self, call: Call, wanted: Tensor) -> list[Storage]:
         run = partial(super().compute, call, wanted)

@@ -284,12 +284,12 @@ def test_endless_recomputation_is_ended():
 def test_an_op_that_needs_more_than_predicted_is_an_error_or_counted(strict):
     everywhere = tf.ones(2**20, tf.bool)
     refused = pytest.raises(
-        EvictionError, match=r"above the budget of .*: 'Where' took 8.* were foreseen"
+        EvictionError, match=r"above the budget of .*: 'Where' took \d.*, more than was foreseen"
     )
     with managed_above(6 * MIB, strict=strict) as runtime:
         evictable = tf.tanh(tf.ones((256, 256)))
         with refused if strict else contextlib.nullcontext():
-            tf.where(everywhere)  # 8 MiB of indices
+            tf.where(everywhere)  # 8 MiB of indices, or the hole that they are given
     assert evictable is not None and runtime.policy.budget.overshoots == 1
 
 
