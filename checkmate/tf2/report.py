@@ -371,7 +371,8 @@ class Report:
         if micro := self.micro_batches:
             split = f"{micro.count} slices of {micro.size} examples, of {micro.examples}"
             kept = format_bytes(micro.kept_bytes)
-            rows.append(("micro-batches", f"{split}; sums and results take {kept}"))
+            numbers = "what Python makes of the batch's size is the whole's"
+            rows.append(("micro-batches", f"{split}; sums and results take {kept}; {numbers}"))
         if self.tried_slices:
             tried = "; ".join(map(self._tried, self.tried_slices))
             rows.append(("looked at", f"{tried} (slices: time beside those taken)"))

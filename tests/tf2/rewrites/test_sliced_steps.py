@@ -78,6 +78,7 @@ def test_slices_and_recomputation_stay_within_the_budget_together():
     assert report.predicted_peak_bytes <= step.budget_bytes
     assert "in 4 micro-batches of 8 and with" in report.sentence()
     assert "4 slices of 8 examples, of 32" in str(report)
+    assert "what Python makes of the batch's size is the whole's" in str(report)
     found = checkmate.tf2.verify(step, batch(32))
     assert found.ok, found
     assert found.planned_evaluations > len(step.graph)
