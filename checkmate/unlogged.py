@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -31,7 +33,8 @@ def unlogged(descriptor: int, words: Collection[bytes]) -> Iterator[None]:
 @contextmanager
 def _unlogged(descriptor: int, words: Collection[bytes]) -> Iterator[None]:
     libc = ctypes.CDLL(None) if os.name == "posix" else None
-    with tempfile.TemporaryFile() as kept:
+    # Each write goes to the end, wherever the file is read.
+    with tempfile.TemporaryFile("ab+", buffering=0) as kept:
         try:
             terminal = os.dup(descriptor)
         except OSError:  # it is closed
@@ -47,7 +50,8 @@ def _unlogged(descriptor: int, words: Collection[bytes]) -> Iterator[None]:
                 libc.fflush(None)
             os.dup2(terminal, descriptor)
             os.close(terminal)
-            kept.seek(0)
-            for line in kept:
+            time.sleep(0.001)  # a write of another thread that began before `dup2` may go on
+            size = os.fstat(kept.fileno()).st_size
+            for line in io.BytesIO(os.pread(kept.fileno(), size, 0)):
                 if not any(each in line for each in words):
                     os.write(descriptor, line)
