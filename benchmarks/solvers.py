@@ -198,14 +198,14 @@ def ask_grouped(
     It proves nothing about them."""
     started = time.perf_counter()
     coarse = coarsen(graph, max_ops=int(groups))
-    result = solve(coarse.graph, budget_bytes, time_limit_s=time_limit_s, throw=False)
+    result = solve(coarse.after, budget_bytes, time_limit_s=time_limit_s, throw=False)
     total_s = time.perf_counter() - started
     overhead = (
         replay(graph, coarse.expand(result.plan)).cost / (graph.total_cost or 1.0)
         if result.plan
         else None
     )
-    found, refusal = f"{len(coarse.graph)} groups", "" if result.plan else result.status.name
+    found, refusal = f"{len(coarse.after)} groups", "" if result.plan else result.status.name
     return Row(
         graph.name,
         len(graph),

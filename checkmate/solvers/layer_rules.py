@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from checkmate.core.expansion import Expansion
 from checkmate.core.graph import DFGraph
 from checkmate.core.layer_names import fused_layer_names, layer_names
 from checkmate.core.op import Op
-from checkmate.core.plan import Compute, Free, Plan, Step
 from checkmate.errors import GraphError
 
 Patterns = str | Iterable[str] | None
@@ -72,21 +72,15 @@ class LayerRules:
     """Rules for the layers of a graph, as a graph to be solved instead.
 
     Attributes:
-      given: The graph.
+      expansion: From the graph to one whose plans hold to the rules.
       once: The graph whose kept ops run once; a floor of it is one for all plans that hold to the
         rules.
-      graph: The graph whose plans hold to the rules.
-      original: For each op of it the op of the given graph that it stands for.
-      kept: The ops of the given graph that run once because they were to be kept.
-      again: Those that run again because they were to be recomputed.
+      again: The ops of the graph that run again because they were to be recomputed.
       text: The rules in words, "" for none.
     """
 
-    given: DFGraph
+    expansion: Expansion
     once: DFGraph
-    graph: DFGraph
-    original: tuple[int, ...]
-    kept: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
     text: str = ""
 
@@ -96,7 +90,7 @@ class LayerRules:
         nothing may run again."""
         keep, recompute = as_patterns(keep), as_patterns(recompute)
         if not keep and not recompute:
-            return cls(graph, graph, graph, tuple(range(len(graph))))
+            return cls(Expansion.one_to_one(graph, graph, range(len(graph))), graph)
         kept = ops_of_layers(graph, keep, "keep")
         asked = ops_of_layers(graph, recompute, "recompute")
         if both := kept & asked:
@@ -115,29 +109,13 @@ class LayerRules:
             for i, op in enumerate(graph.ops)
         )
         once = replace(graph, ops=ops)
-        solved, original = _with_copies(once, again)
         rules = (
             (f"{word} {', '.join(names)}")
             for word, names in (("keep", keep), ("recompute", recompute))
             if names
         )
-        sets = frozenset(kept), frozenset(again)
-        return cls(graph, once, solved, original, *sets, "; ".join(rules))
-
-    def plan(self, plan: Plan) -> Plan:
-        """The plan of the given graph that a plan of `graph` stands for."""
-        if self.graph is self.given:
-            return plan
-        held, steps = dict[int, int](), list[Step]()
-        for step in plan.steps:
-            i, is_compute = self.original[step.op], isinstance(step, Compute)
-            before = held.get(i, 0)
-            held[i] = before + (1 if is_compute else -1)
-            if is_compute and not before:
-                steps.append(Compute(i))
-            elif not is_compute and before == 1:
-                steps.append(Free(i))
-        return Plan(tuple(steps))
+        expansion = Expansion.one_to_one(graph, *_with_copies(once, again))
+        return cls(expansion, once, frozenset(again), "; ".join(rules))
 
     def bound(self, bound: float) -> float:
         """A lower bound on the cost of plans that hold to the rules, from one on those of `graph`.
@@ -145,8 +123,8 @@ class LayerRules:
         too: only the second evaluation of each is certain."""
         if not self.again:
             return bound
-        costs = self.given.costs
-        return min(bound, self.given.total_cost + float(sum(costs[i] for i in self.again)))
+        ops, total = self.once.ops, self.once.total_cost
+        return min(bound, total + sum(ops[i].cost for i in self.again))
 
 
 def _copied(graph: DFGraph, asked: set[int]) -> set[int]:

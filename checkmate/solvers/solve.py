@@ -165,14 +165,14 @@ def solve(
     budget_bytes = parse_bytes(budget, percent_of=plain_peak)
     rules = LayerRules.of(graph, keep, recompute)
     search = Search(
-        rules.graph,
+        rules.expansion.after,
         budget_bytes,
         time_limit_s=time_limit_s,
         deterministic=deterministic,
         reorder=reorder,
         on_progress=on_progress,
     )
-    search.offer(Plan.keep_all(rules.graph), by="checkpoint-all")
+    search.offer(Plan.keep_all(rules.expansion.after), by="checkpoint-all")
     interrupted = False
     if search.plan is None:
         lowest = floor(rules.once)
@@ -220,8 +220,9 @@ def _result(status: SolveStatus, search: Search, name: str, rules: LayerRules) -
         search.best_peak_bytes,
         tuple(search.history),
     )
-    plan = search.plan and rules.plan(search.plan)
-    timeline = replay(rules.given, plan) if plan else None
+    graph = rules.expansion.before
+    plan = search.plan and rules.expansion.expand(search.plan)
+    timeline = replay(graph, plan) if plan else None
     bound = rules.bound(search.bound)
     if timeline is not None:
         bound = min(bound, timeline.cost)
@@ -230,7 +231,7 @@ def _result(status: SolveStatus, search: Search, name: str, rules: LayerRules) -
     covers: OrderSpace = "any order" if bound <= search.any_order_bound else "given order"
     return SolveResult(
         status,
-        rules.given,
+        graph,
         search.budget_bytes,
         plan,
         timeline,
@@ -260,13 +261,14 @@ def _with(rules: LayerRules) -> str:
 
 
 def _below_floor(rules: LayerRules, budget_bytes: int, lowest: Floor) -> InfeasibleBudgetError:
-    name, without = rules.given.ops[lowest.op].name, floor(rules.given).bytes
+    graph = rules.expansion.before
+    name, without = graph.ops[lowest.op].name, floor(graph).bytes
     asked = f" Without what is asked of layers, {format_bytes(without)}." if rules.text else ""
     return InfeasibleBudgetError(
         f"No plan fits {format_bytes(budget_bytes)}{_with(rules)}: op {lowest.op} {name!r} with its"
         f" inputs and what must stay in memory needs {format_bytes(lowest.bytes)},"
         f" {format_bytes(lowest.bytes - budget_bytes)} too much.{asked}"
-        f" {_advice(rules.given, budget_bytes)}",
+        f" {_advice(graph, budget_bytes)}",
         budget_bytes=budget_bytes,
         floor_bytes=lowest.bytes,
         op=lowest.op,
@@ -283,7 +285,7 @@ def _advice(graph: DFGraph, budget_bytes: int) -> str:
 
 
 def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) -> NoPlanFoundError:
-    best, total = search.best_peak_bytes or plain_peak, rules.given.total_cost
+    best, total = search.best_peak_bytes or plain_peak, rules.once.total_cost
     bound = rules.bound(search.bound)
     proven = (
         f" If there is one, it takes at least {bound / total - 1:.2%} more time than the"

@@ -25,6 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from checkmate.core.expansion import Expansion
 from checkmate.core.graph import DFGraph
 from checkmate.solvers.auto.bounds import solve_integer
 from checkmate.solvers.auto.relaxation import Relaxation
@@ -70,12 +71,14 @@ def comparable(graph: DFGraph, v: int, depends: np.ndarray | None = None) -> tup
     """The subgraph of the ops that must precede or follow op v, with v's index in it."""
     depends = _dependence(graph) if depends is None else depends
     kept = [*np.flatnonzero(depends[v]).tolist(), v, *np.flatnonzero(depends[:, v]).tolist()]
-    return renumbered(graph, kept), kept.index(v)
+    return renumbered(graph, kept).after, kept.index(v)
 
 
-def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
-    """The graph of these ops alone, op order[k] being op k. `GraphError` where an op precedes one
-    it must follow."""
+def renumbered(graph: DFGraph, order: Sequence[int]) -> Expansion:
+    """The graph made of these ops alone, op order[k] being op k. `GraphError` where an op precedes
+    one it must follow."""
+    if [*order] == [*range(len(graph))]:
+        return Expansion.one_to_one(graph, graph, order)
     number = {old: new for new, old in enumerate(order)}
 
     def inside(ops: Sequence[int]) -> tuple[int, ...]:
@@ -91,7 +94,8 @@ def renumbered(graph: DFGraph, order: Sequence[int]) -> DFGraph:
         )
         for op in (graph.ops[old] for old in order)
     )
-    return DFGraph(ops, inside(graph.outputs), graph.fixed_bytes, graph.name)
+    after = DFGraph(ops, inside(graph.outputs), graph.fixed_bytes, graph.name)
+    return Expansion.one_to_one(graph, after, order)
 
 
 def _dependence(graph: DFGraph) -> np.ndarray:

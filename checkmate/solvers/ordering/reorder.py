@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Compute, Free, Plan
+from checkmate.core.plan import Plan
 from checkmate.solvers.annealing.annealer import (
     Annealer,
     AnnealingRun,
@@ -168,18 +168,17 @@ class Reorder:
     def _solve(self, search: Search, order: Sequence[int], *, share: float) -> None:
         if search.finished:
             return
-        order = list(order)
-        own = order == list(range(len(order)))
+        reordered = renumbered(search.graph, order)
+        own = reordered.after is search.graph
         by = "" if own else ", re-ordered"
         offered: list[Plan] = []
 
         def offer(inner: Search) -> None:
             if inner.plan is not None and inner.plan not in offered[-1:]:
                 offered.append(inner.plan)
-                search.offer(in_numbers_of(inner.plan, order), by=inner.found_by + by)
+                search.offer(reordered.expand(inner.plan), by=inner.found_by + by)
 
-        graph = search.graph if own else renumbered(search.graph, order)
-        inner = search.part(share, graph, on_progress=offer)
+        inner = search.part(share, reordered.after, on_progress=offer)
         self.solver.run(inner)
         if own and not inner.infeasible:
             search.raise_bound(inner.bound, by=inner.proven_by)
@@ -220,13 +219,3 @@ def greedy_order(graph: DFGraph) -> list[int]:
             if not missing[j]:
                 heapq.heappush(ready, (growth[j], j))
     return list(order)
-
-
-def in_numbers_of(plan: Plan, order: Sequence[int]) -> Plan:
-    """The plan of a renumbered graph in the numbers of the original one."""
-    return Plan(
-        tuple(
-            Compute(order[step.op]) if isinstance(step, Compute) else Free(order[step.op])
-            for step in plan.steps
-        )
-    )

@@ -18,7 +18,8 @@ the group has less workspace. A group runs in place over another only if both ar
 
 Guarantee: every plan of the coarse graph expands to a legal plan of the fine one with no higher
 peak: a member is in memory only while the value of its group is, and running a body again computes
-no more than the group's first run did. Its cost is at most the coarse plan's plus `kept_cost`.
+no more than the group's first run did. Its cost is at most the coarse plan's plus that of ops whose
+values count as fixed bytes, which run once.
 Where the guarantee ends: the values of a group are computed and freed together, so a bound on the
 coarse graph does not hold for the fine one, and a budget can be too small for the coarse graph
 alone. `python -m benchmarks solvers vgg16 unet mobilenet transformer12 resnet50 --shares
@@ -28,12 +29,12 @@ alone. `python -m benchmarks solvers vgg16 unet mobilenet transformer12 resnet50
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from checkmate.core.expansion import Expansion
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.plan import Plan
@@ -47,45 +48,17 @@ MIXED = 10.0
 """Weight of a group with forward and backward ops; all others weigh at most 2."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coarse:
-    """A graph, and a smaller one of groups of its ops.
-
-    Attributes:
-      first: For each coarse op, the fine ops of its first evaluation, in order.
-      again: For each coarse op, the fine ops of another evaluation, as far as they are read.
-      kept_cost: Cost of fine ops that no coarse op contains; they run once in every plan.
-    """
-
-    fine: DFGraph
-    graph: DFGraph
-    first: tuple[tuple[int, ...], ...]
-    again: tuple[tuple[int, ...], ...]
-    kept_cost: float = 0.0
-
-    def expand(self, plan: Plan) -> Plan:
-        """The fine plan of a coarse one. Values without readers are not recomputed, and every value
-        is freed after its last use."""
-        order: list[int] = []
-        ran: set[int] = set()
-        for k in plan.computed:
-            order.extend(self.again[k] if k in ran else self.first[k])
-            ran.add(k)
-        return Plan.from_order(self.fine, order)
-
-
-def coarsen(graph: DFGraph, *, max_ops: int) -> Coarse:
+def coarsen(graph: DFGraph, *, max_ops: int) -> Expansion:
     """Groups `graph` into a coarse graph of at most `max_ops` ops (two at least). A graph that is
     small enough does not change."""
     n = len(graph)
     if n <= max_ops:
-        alone = tuple((i,) for i in range(n))
-        return Coarse(graph, graph, alone, alone)
+        return Expansion.one_to_one(graph, graph, range(n))
     groups, target = [range(i, i + 1) for i in range(n)], max_ops
     while True:
         groups = _merge(graph, groups, target)
         coarse = _build(graph, groups)
-        excess = len(coarse.graph) - max_ops  # kept values are ops too
+        excess = len(coarse.after) - max_ops  # kept values are ops too
         if excess <= 0 or target == 1:
             return coarse
         target = max(1, target - (excess + 1) // 2)
@@ -150,13 +123,10 @@ class _Partition:
     def has_kept_value(self, g: int) -> bool:
         return bool(self.kept_bytes[g]) and g not in self.small
 
-    def kept_cost(self, g: int) -> float:
-        return sum(self.graph.ops[i].cost for i in self.kept_members[g])
-
     def kept_op(self, g: int) -> Op:
         return Op(
             f"kept{g}",
-            cost=self.kept_cost(g),
+            cost=sum(self.graph.ops[i].cost for i in self.kept_members[g]),
             output_bytes=self.kept_bytes[g],
             is_backward=self.graph.ops[self.groups[g].stop - 1].is_backward,
             recomputable=False,
@@ -201,17 +171,14 @@ class _Partition:
         return {group.start for group in self.groups if len(group) == 1}
 
 
-def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
+def _build(graph: DFGraph, groups: Sequence[range]) -> Expansion:
     parts = _Partition(graph, groups)
     coarse: list[Op] = []
     first: list[tuple[int, ...]] = []
-    kept_cost = 0.0
     for g, group in enumerate(groups):
         if parts.has_kept_value(g):
             coarse.append(parts.kept_op(g))
             first.append(())
-        else:
-            kept_cost += parts.kept_cost(g)
         coarse.append(parts.body_op(g))
         first.append(tuple(group))
     # An output of no bytes must not keep the rest of its group in memory to the end.
@@ -222,7 +189,7 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Coarse:
     name = f"{graph.name} in {len(coarse)} groups"
     again = tuple(tuple(i for i in members if i not in parts.kept) for members in first)
     small = DFGraph(tuple(coarse), tuple(outputs), fixed_bytes, name)
-    return Coarse(graph, small, tuple(first), again, kept_cost)
+    return Expansion(graph, small, tuple(first), again)
 
 
 def _last_use(graph: DFGraph) -> np.ndarray:

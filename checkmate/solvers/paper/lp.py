@@ -84,15 +84,15 @@ class LPRounding:
 
     def run(self, search: Search) -> None:
         coarse = coarsen(search.graph, max_ops=self.max_ops)
-        if coarse.graph is search.graph:
+        if coarse.after is search.graph:
             LPBound(self.engine, share=0.25, name=f"{self.name}: relaxation").run(search)
         if search.infeasible:
             return
         generator = np.random.default_rng(self.seed)
-        memory = search.budget_bytes - coarse.graph.fixed_bytes
+        memory = search.budget_bytes - coarse.after.fixed_bytes
         for position, epsilon in enumerate(self.epsilons):
             program = formulate(
-                coarse.graph, coarse.graph.fixed_bytes + int((1 - epsilon) * memory)
+                coarse.after, coarse.after.fixed_bytes + int((1 - epsilon) * memory)
             )
             time_limit_s = search.remaining_s / (len(self.epsilons) - position)
             answer = solve_matrices(program.problem, engine=self.engine, time_limit_s=time_limit_s)
@@ -102,7 +102,7 @@ class LPRounding:
                 if search.out_of_time():
                     return
                 search.offer(
-                    coarse.expand(lower(coarse.graph, complete(coarse.graph, S))), by=self.name
+                    coarse.expand(lower(coarse.after, complete(coarse.after, S))), by=self.name
                 )
 
     def _roundings(

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from checkmate.core.expansion import Expansion
 from checkmate.core.plan import Plan
 from checkmate.core.schedule import Schedule, lower
 from checkmate.solvers.backends.engines import solve_matrices
 from checkmate.solvers.backends.matrices import AnswerStatus
 from checkmate.solvers.baselines.chen import ChenGreedy, ChenSqrtN
-from checkmate.solvers.paper.coarsen import Coarse, coarsen
+from checkmate.solvers.paper.coarsen import coarsen
 from checkmate.solvers.paper.formulation import DOES_NOT_FIT, Formulation, formulate, relax
 from checkmate.solvers.search import Search
 
@@ -60,7 +61,7 @@ class MILP:
 
     def run(self, search: Search) -> None:
         coarse = coarsen(search.graph, max_ops=self.max_ops)
-        inner = search.part(1.0, coarse.graph)
+        inner = search.part(1.0, coarse.after)
         for baseline in (ChenSqrtN(), ChenGreedy()):
             baseline.run(inner)
         if inner.plan is not None:
@@ -70,7 +71,7 @@ class MILP:
             return
         budget_bytes = search.budget_bytes
         for _ in range(TRIES):
-            program = formulate(coarse.graph, budget_bytes, partitioned=self.partitioned)
+            program = formulate(coarse.after, budget_bytes, partitioned=self.partitioned)
             plan = self._solve(program, 0.95 * search.remaining_s, _start(program, inner))
             if plan is None:
                 return
@@ -79,15 +80,15 @@ class MILP:
                 return
             budget_bytes -= 2 * over
 
-    def _relaxation(self, search: Search, coarse: Coarse, inner: Search) -> None:
-        relaxation = relax(coarse.graph, search.budget_bytes)
+    def _relaxation(self, search: Search, coarse: Expansion, inner: Search) -> None:
+        relaxation = relax(coarse.after, search.budget_bytes)
         answer = solve_matrices(
             relaxation.problem,
             engine=self.engine,
             time_limit_s=self.relaxation_share * search.remaining_s,
         )
         # CP-SAT rounds coefficients, so its answers prove nothing.
-        exact = coarse.graph is search.graph and self.engine != "cp_sat"
+        exact = coarse.after is search.graph and self.engine != "cp_sat"
         if answer.status is AnswerStatus.INFEASIBLE and exact:
             search.prove_infeasible(DOES_NOT_FIT)
             return
@@ -95,7 +96,7 @@ class MILP:
         if exact:
             search.raise_bound(inner.bound, by=f"{self.name}: relaxation")
         if answer.x is not None:
-            plan = lower(coarse.graph, relaxation.schedule(answer.x))
+            plan = lower(coarse.after, relaxation.schedule(answer.x))
             _offer(search, coarse, inner, plan, by=f"{self.name}: relaxation")
 
     def _solve(
@@ -107,7 +108,7 @@ class MILP:
         return None if answer.x is None else lower(program.graph, program.schedule(answer.x))
 
 
-def _offer(search: Search, coarse: Coarse, inner: Search, plan: Plan, *, by: str) -> int:
+def _offer(search: Search, coarse: Expansion, inner: Search, plan: Plan, *, by: str) -> int:
     """Offers a coarse plan to both searches. Returns its bytes above the budget."""
     search.offer(coarse.expand(plan), by=by)
     return inner.offer(plan, by=by).peak_bytes - inner.budget_bytes

@@ -1,53 +1,26 @@
-"""Groups: the coarse graph is legal, its plans expand to legal plans that need and cost no more,
-and pinned members are not run again."""
+"""Groups: the coarse graph is legal, and pinned members are not run again."""
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from oracles import run_plan
 from strategies import graphs, training_chain
 
-from checkmate import DFGraph, Op, Plan, SolveStatus, lower, replay, solve
-from checkmate.core.schedule import complete, may_run
+from checkmate import DFGraph, Op, Plan, SolveStatus, replay, solve
+from checkmate.core.schedule import may_run
 from checkmate.solvers.paper.coarsen import _build, coarsen
 from checkmate.solvers.paper.lp import LPRounding
 from checkmate.solvers.paper.milp import MILP
-
-
-@st.composite
-def coarse_plans(draw):
-    """A graph, a coarser one, and a plan of the coarse one that retains and recomputes at
-    random."""
-    fine = draw(graphs(max_ops=14, min_ops=2))
-    coarse = coarsen(fine, max_ops=draw(st.integers(2, 9)))
-    random = np.random.default_rng(draw(st.integers(0, 999)))
-    n = len(coarse.graph)
-    S = random.random((n, n)) < random.random()
-    return fine, coarse, lower(coarse.graph, complete(coarse.graph, S))
-
-
-@settings(max_examples=100)
-@given(coarse_plans())
-def test_expanded_plans_need_and_cost_no_more(example):
-    fine, coarse, plan = example
-    expanded = coarse.expand(plan)
-    on_paper, judged = replay(coarse.graph, plan), replay(fine, expanded)
-    assert judged.peak_bytes <= on_paper.peak_bytes
-    assert judged.cost <= on_paper.cost + coarse.kept_cost + 1e-9
-    plain = run_plan(fine, Plan.keep_all(fine))
-    assert run_plan(fine, expanded).items() >= {i: plain[i] for i in fine.outputs}.items()
 
 
 @given(graphs(max_ops=14, min_ops=2), st.integers(2, 9))
 def test_every_op_is_in_one_group(fine, max_ops):
     coarse = coarsen(fine, max_ops=max_ops)
     assert [i for members in coarse.first for i in members] == list(range(len(fine)))
-    if coarse.graph is not fine:
+    if coarse.after is not fine:
         once = {i for i, op in enumerate(fine.ops) if not op.recomputable} | set(fine.outputs)
         assert not once & {i for members in coarse.again for i in members}
         assert [bool(members) for members in coarse.again] == [
-            op.recomputable for op in coarse.graph.ops
+            op.recomputable for op in coarse.after.ops
         ]
 
 
@@ -55,7 +28,7 @@ def test_every_op_is_in_one_group(fine, max_ops):
 def test_size_and_sides(max_ops):
     fine = training_chain(20, skip=4, updates=True, gradient_bytes=3)
     coarse = coarsen(fine, max_ops=max_ops)
-    assert len(coarse.graph) <= max_ops
+    assert len(coarse.after) <= max_ops
     for members in coarse.first:
         assert len({fine.ops[i].is_backward for i in members}) <= 1
 
@@ -70,20 +43,20 @@ def test_groups_run_in_place():
     ]
     fine = DFGraph(tuple(ops), (3,))
     alone = _build(fine, [range(i, i + 1) for i in range(4)])
-    assert [op.in_place for op in alone.graph.ops] == [(), (0,), (1,), ()]
+    assert [op.in_place for op in alone.after.ops] == [(), (0,), (1,), ()]
     together = _build(fine, [range(0, 1), range(1, 3), range(3, 4)])
-    assert [op.in_place for op in together.graph.ops] == [(), (), ()]
-    assert [(op.output_bytes, op.workspace_bytes) for op in together.graph.ops] == [
+    assert [op.in_place for op in together.after.ops] == [(), (), ()]
+    assert [(op.output_bytes, op.workspace_bytes) for op in together.after.ops] == [
         (8, 0),
         (8, 0),
         (0, 0),
     ]
     # A is not in the group, b is.
-    assert replay(together.graph, Plan.keep_all(together.graph)).peak_bytes == 16
+    assert replay(together.after, Plan.keep_all(together.after)).peak_bytes == 16
 
     read_later = DFGraph((*ops, Op("e", (1, 3))), (4,))
     together = _build(read_later, [range(0, 1), range(1, 3), range(3, 4), range(4, 5)])
-    assert [(op.output_bytes, op.workspace_bytes) for op in together.graph.ops] == [
+    assert [(op.output_bytes, op.workspace_bytes) for op in together.after.ops] == [
         (8, 0),
         (16, 0),
         (0, 0),
@@ -95,7 +68,7 @@ def test_small_graphs_are_left_alone():
     graph = training_chain(5)
     coarse = coarsen(graph, max_ops=len(graph))
     plan = Plan.keep_all(graph)
-    assert coarse.graph is graph
+    assert coarse.after is graph
     assert coarse.expand(plan) == plan
 
 
@@ -120,7 +93,7 @@ def normalized_layers(layers: int, *, statistics_bytes: int) -> DFGraph:
 def test_groups_with_statistics_can_run_again(statistics_bytes, own_ops):
     graph = normalized_layers(8, statistics_bytes=statistics_bytes)
     coarse = coarsen(graph, max_ops=24)
-    kept = [op for op in coarse.graph.ops if op.name.startswith("kept")]
+    kept = [op for op in coarse.after.ops if op.name.startswith("kept")]
     assert bool(kept) == own_ops
     group = {i: members for members in coarse.first for i in members}
     peak = replay(graph, Plan.keep_all(graph)).peak_bytes
@@ -132,7 +105,7 @@ def test_groups_with_statistics_can_run_again(statistics_bytes, own_ops):
 # The loss, and no gradient.
 def test_an_output_of_no_bytes_does_not_hold_its_group():
     coarse = coarsen(training_chain(12, updates=True), max_ops=14)
-    assert all(op.output_bytes <= 1 for op in (coarse.graph.ops[k] for k in coarse.graph.outputs))
+    assert all(op.output_bytes <= 1 for op in (coarse.after.ops[k] for k in coarse.after.outputs))
 
 
 @pytest.mark.parametrize(
@@ -166,5 +139,5 @@ def test_an_op_that_overwrites_expires_the_group():
     coarse = coarsen(graph, max_ops=12)
     allowed = may_run(graph)
     for later, members in enumerate(coarse.first):
-        for k in coarse.graph.ops[later].overwrites:
+        for k in coarse.after.ops[later].overwrites:
             assert any(not allowed[max(members) + 1 :, i].any() for i in coarse.again[k])
