@@ -34,11 +34,8 @@ PACKAGES = {
 """Module -> name on the package index, for the packages that every command needs."""
 
 SOLVERS = {
-    "cylp": ("cylp", "milp, lp_rounding, lp_bound"),
-    "ortools": (
-        "ortools",
-        "milp:scip, milp:highs, milp:cp_sat, retention, lp_bound:glop, lp_bound:pdlp",
-    ),
+    "cylp": ("cylp", "milp, lp_rounding"),
+    "ortools": ("ortools", "milp:scip, milp:highs, milp:cp_sat, retention, lp_rounding:glop"),
 }
 """Module of a solver package -> name on the package index, and the solvers that need it."""
 

@@ -33,11 +33,9 @@ from checkmate.units import Bytes, format_bytes, parse_bytes
 SOLVERS: dict[str, tuple[str, str]] = {
     "auto": ("checkmate.solvers.auto.solver", "Auto"),
     "state_space": ("checkmate.solvers.exact.a_star", "AStar"),
-    "local_search": ("checkmate.solvers.annealing.local_search", "LocalSearch"),
     "milp": ("checkmate.solvers.paper.milp", "MILP"),
     "retention": ("checkmate.solvers.paper.retention", "Retention"),
     "lp_rounding": ("checkmate.solvers.paper.lp", "LPRounding"),
-    "lp_bound": ("checkmate.solvers.paper.lp", "LPBound"),
     "checkpoint_all": ("checkmate.solvers.baselines.chen", "CheckpointAll"),
     "checkpoint_last": ("checkmate.solvers.baselines.chen", "CheckpointLast"),
     "chen_sqrt_n": ("checkmate.solvers.baselines.chen", "ChenSqrtN"),
@@ -52,7 +50,6 @@ stays light."""
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "milp": ("engine", ("cbc", "scip", "highs", "cp_sat")),
     "lp_rounding": ("engine", ("clp", "glop", "pdlp")),
-    "lp_bound": ("engine", ("clp", "glop", "pdlp")),
     "chen_sqrt_n": ("form", ("ap", "linearized")),
     "chen_greedy": ("form", ("ap", "linearized")),
 }
@@ -202,10 +199,8 @@ def solve(
                 budget_bytes=budget_bytes,
                 floor_bytes=budget_bytes + 1,
             )
-        elif getattr(engine, "makes_plans", True):
-            refusal = _not_found(search, name, plain_peak, rules)
         else:
-            refusal = _only_bounds(search, name)
+            refusal = _not_found(search, name, plain_peak, rules)
         return _refuse(refusal, search, name, throw, rules)
     status = SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
     return _result(SolveStatus.OPTIMAL if search.optimal else status, search, name, rules)
@@ -303,18 +298,3 @@ def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) ->
         f" {advice}"
     )
     return NoPlanFoundError(message, best_peak_bytes=best, bound=bound)
-
-
-def _only_bounds(search: Search, name: str) -> NoPlanFoundError:
-    again = search.bound / (search.graph.total_cost or 1.0) - 1
-    found = (
-        f"every plan takes at least {again:.2%} more time than the plain step"
-        if again > 0
-        else f"it proved nothing in {search.elapsed_s:.1f} s"
-    )
-    return NoPlanFoundError(
-        f"Solver {name!r} makes no plans, only bounds: within {format_bytes(search.budget_bytes)}"
-        f" {found}. For a plan ask another, such as 'auto'.",
-        best_peak_bytes=search.best_peak_bytes,
-        bound=search.bound,
-    )

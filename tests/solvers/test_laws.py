@@ -49,13 +49,7 @@ MILPS = tuple(name for name in NAMES if name.startswith("milp"))
 # What an exact solver's answer is to equal, by the space that it states.
 EXACT = {name: cheapest_in_stages for name in MILPS} | {"state_space": cheapest}
 # On a chain of equal ops, min_cut saves a run of them at one end and wants all the others at once.
-RECOMPUTING = tuple(
-    name
-    for name in NAMES
-    if name not in ("checkpoint_all", "min_cut") and not name.startswith("lp_bound")
-)
-PLANLESS = ("checkpoint_all", *(name for name in NAMES if name.startswith("lp_bound")))
-"""They find no plan that recomputes."""
+RECOMPUTING = tuple(name for name in NAMES if name not in ("checkpoint_all", "min_cut"))
 
 ROUNDING = (
     *(name for name in NAMES if name.startswith("lp_rounding")),
@@ -67,7 +61,7 @@ BASELINES = (
     *(name for name in NAMES if name.startswith("chen_")),
     *("checkpoint_last", "revolve", "min_cut", "dtr", "deterministic_rounding"),
 )
-ENGINES = ("milp", "lp_rounding", "lp_bound", "retention")
+ENGINES = ("milp", "lp_rounding", "retention")
 """Solvers that start a process for each problem where TensorFlow is loaded: they get fewer."""
 
 AGAIN = (*(name for name in NAMES if ":" in name and not name.startswith("chen_")), *VARIANTS)
@@ -79,7 +73,7 @@ def each(names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in names]
 
 
-FINDS = dict.fromkeys(PLANLESS, 0.0) | dict.fromkeys(BASELINES, 0.4)
+FINDS = {"checkpoint_all": 0.0} | dict.fromkeys(BASELINES, 0.4)
 """The share of problems, of those that have a plan and need one, in which a solver finds one: at
 least this, and 0.9 where nothing is said. A law that no plan was held to says nothing."""
 
@@ -262,7 +256,7 @@ def test_law_8(name):
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("lp_bound")])
+@pytest.mark.parametrize("name", NAMES)
 def test_an_op_in_place_takes_the_memory_of_its_inputs_alone(name):
     mib = 2**20
     result = ask(leaky_relu_grad(bytes_each=16 * mib), 33 * mib, name)
@@ -322,7 +316,7 @@ def test_law_9_the_plain_step_has_nothing_to_give():
 def test_law_10(name):
     graph = training_chain(6, skip=3, costs=(2.0, 1.0, 3.0), sizes=(4, 9, 2))
     first, second = (ask(graph, "80%", name, time_limit_s=20) for _ in range(2))
-    assert first.plan is not None or name in (*PLANLESS, "chen_sqrt_n:ap", "chen_greedy:ap")
+    assert first.plan is not None or name in ("checkpoint_all", "chen_sqrt_n:ap", "chen_greedy:ap")
     assert (first.status, first.plan, first.bound) == (second.status, second.plan, second.bound)
 
 
@@ -337,6 +331,6 @@ def test_fixed_bytes_change_nothing(name):
         ask(replace(graph, fixed_bytes=more), budget + more, name, deterministic=True)
         for more in (0, fixed)
     ]
-    assert answers[0].plan is not None or name in PLANLESS
+    assert answers[0].plan is not None or name == "checkpoint_all"
     assert answers[0].plan == answers[1].plan
     assert answers[0].bound == answers[1].bound

@@ -62,7 +62,6 @@ its plan is cheapest within the tolerance: no plan in the given order can then b
 
 LEFT_OUT = {
     "auto": "the solver under test",
-    "lp_bound": "makes no plans",
     "checkpoint_all": "needs the whole peak",
 }
 

@@ -1,4 +1,4 @@
-"""The linear relaxation: a bound without a plan, and the paper's approximation, which rounds it.
+"""The linear relaxation: a bound, and the paper's approximation, which rounds it.
 
 Bound: `formulation.relax` without integrality. Its optimum is at most the cost of any plan within
 the budget, in the graph's order of first evaluations, however often and in whatever order it
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -39,27 +38,18 @@ SECONDS, HANDING_OVER = 2e-6, 0.2
 of the time for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class LPBound:
-    """Solves the relaxation, by "clp", "glop" or "pdlp", in a `share` of the time."""
-
-    engine: str = "clp"
-    share: float = 1.0
-    name: str = "lp_bound"
-
-    makes_plans: ClassVar[bool] = False
-
-    def run(self, search: Search) -> None:
-        handing_over_s = SECONDS * len(search.graph) ** 2
-        if handing_over_s > HANDING_OVER * search.remaining_s:
-            return  # the rest would not suffice for any engine
-        relaxation = relax(search.graph, search.budget_bytes)
-        seconds = max(0.0, self.share * search.remaining_s - handing_over_s)
-        answer = solve_matrices(relaxation.problem, engine=self.engine, time_limit_s=seconds)
-        if answer.status is AnswerStatus.INFEASIBLE:
-            search.prove_infeasible(DOES_NOT_FIT)
-        else:
-            search.raise_bound(relaxation.cost(answer.bound), by=self.name)
+def raise_relaxation_bound(search: Search, engine: str, *, share: float = 1.0) -> None:
+    """Solves the relaxation in a share of the time that is left, and reports its bound."""
+    handing_over_s = SECONDS * len(search.graph) ** 2
+    if handing_over_s > HANDING_OVER * search.remaining_s:
+        return  # the rest would not suffice for any engine
+    relaxation = relax(search.graph, search.budget_bytes)
+    seconds = max(0.0, share * search.remaining_s - handing_over_s)
+    answer = solve_matrices(relaxation.problem, engine=engine, time_limit_s=seconds)
+    if answer.status is AnswerStatus.INFEASIBLE:
+        search.prove_infeasible(DOES_NOT_FIT)
+    else:
+        search.raise_bound(relaxation.cost(answer.bound), by="linear relaxation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +57,7 @@ class LPRounding:
     """Solves the relaxation and rounds it.
 
     Args:
+      engine: "clp", "glop" or "pdlp".
       max_ops: Graphs with more ops are grouped into at most this many.
       epsilons: Shares of the memory that the relaxation may not use, one solution each.
       thresholds: Number of thresholds tried on each solution, 1/2 and quantiles of its fractions; 0
@@ -85,7 +76,7 @@ class LPRounding:
     def run(self, search: Search) -> None:
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.after is search.graph:
-            LPBound(self.engine, share=0.25, name=f"{self.name}: relaxation").run(search)
+            raise_relaxation_bound(search, self.engine, share=0.25)
         if search.infeasible:
             return
         generator = np.random.default_rng(self.seed)

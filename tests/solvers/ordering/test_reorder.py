@@ -26,8 +26,8 @@ from checkmate import (
 )
 from checkmate.solvers.annealing.annealer import Annealer, AnnealingRun, AnnealingTask
 from checkmate.solvers.annealing.arrays import IN_ANY_ORDER
-from checkmate.solvers.annealing.local_search import LocalSearch
 from checkmate.solvers.auto.solver import Auto
+from checkmate.solvers.baselines.chen import ChenGreedy
 from checkmate.solvers.ordering import reorder
 from checkmate.solvers.ordering.any_order import comparable, raise_any_order_bound, renumbered
 from checkmate.solvers.ordering.reorder import Reorder, greedy_order
@@ -58,9 +58,7 @@ def test_bounds_and_plans_against_brute_force_in_any_order(problem):
     graph, budget = problem
     cheapest = oracles.cheapest_in_any_order(graph, budget)
     given_order = oracles.cheapest(graph, budget)
-    result = solve(
-        graph, budget, reorder=True, throw=False, solver=LocalSearch(proposals=30, rounds=1)
-    )
+    result = solve(graph, budget, reorder=True, throw=False, solver="chen_greedy")
     if cheapest is None:
         assert result.plan is None
         return
@@ -210,7 +208,7 @@ def test_moves_alone_leave_a_place_where_nothing_fits():
     graph = layered(250)
     budget = int(0.8 * replay(graph, Plan.keep_all(graph)).peak_bytes)
     annealer = Annealer(graph, budget)
-    hot, cold = Reorder(LocalSearch()).moves
+    hot, cold = Reorder(Auto()).moves
     start = range(len(graph))
     annealer.run(AnnealingRun(start, 4000, hot, cold, IN_ANY_ORDER, only_move=True))
     assert annealer.best is not None
@@ -220,7 +218,7 @@ def test_moves_alone_leave_a_place_where_nothing_fits():
 def test_any_solver_can_be_asked():
     graph = strategies.tangled(40)
     budget = int(0.85 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-    for solver in (Auto(), LocalSearch(), "chen_greedy"):
+    for solver in (Auto(), "chen_greedy"):
         result = solve(graph, budget, solver=solver, reorder=True, time_limit_s=1)
         assert result.peak_bytes <= budget
     assert Reorder(Auto()).name == "auto"
@@ -302,7 +300,7 @@ def test_greedy_order_saves_memory():
 def test_same_question_same_answer():
     graph = strategies.tangled(40)
     budget = int(0.7 * replay(graph, Plan.keep_all(graph)).peak_bytes)
-    solver = Reorder(LocalSearch(proposals=100, rounds=1), proposals=100, rounds=2)
+    solver = Reorder(ChenGreedy(), proposals=100, rounds=2)
 
     def ask():
         search = Search(graph, budget, time_limit_s=600, reorder=True)
