@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from benchmarks.process import StepProcess, take_steps
+from benchmarks.rows import RowTable, stream
 from benchmarks.training import MIB, compile_annealer
 from checkmate.commands.options import (
     json_option,
@@ -36,7 +37,6 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
-from checkmate.commands.table import RowTable, stream
 from checkmate.demo import WORKLOADS
 from checkmate.demo.process import last_line
 from checkmate.errors import CheckmateError

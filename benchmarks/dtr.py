@@ -18,9 +18,9 @@ import click
 
 from benchmarks.problems import load
 from benchmarks.recurrent import lstm, tree_lstm
+from benchmarks.rows import RowTable, stream
 from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
 from checkmate.commands.options import PICTURE, json_option, listed, numbers
-from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program

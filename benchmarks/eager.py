@@ -21,8 +21,8 @@ from typing import Any
 import click
 
 from benchmarks import eager_ops
+from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import json_option, named, readable_budgets, steps_option
-from checkmate.commands.table import RowTable, stream
 from checkmate.demo.process import fresh_process
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes

@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 
+from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import json_option, named, readable_budgets, steps_option
-from checkmate.commands.table import RowTable, stream
 from checkmate.demo import WORKLOADS
 from checkmate.demo.process import fresh_process, last_line
 from checkmate.errors import CheckmateError

@@ -25,10 +25,10 @@ from typing import Any
 import click
 
 from benchmarks import zoo
+from benchmarks.rows import RowTable, stream
 from benchmarks.training import MIB, compile_annealer
 from checkmate.commands.options import json_option, readable_budgets, refuse_unknown, steps_option
 from checkmate.commands.quiet import quietly
-from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay

@@ -20,8 +20,8 @@ import click
 
 from benchmarks.node_link_files import load_node_link
 from benchmarks.problems import layered
+from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import json_option, time_limit_option
-from checkmate.commands.table import RowTable, stream
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay

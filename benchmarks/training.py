@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from benchmarks.process import StepProcess
+from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import (
     json_option,
     listed,
@@ -35,7 +36,6 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
-from checkmate.commands.table import RowTable, stream
 from checkmate.demo import WORKLOADS
 from checkmate.demo.process import ProcessDiedError, fresh_process, last_line
 from checkmate.demo.training import loss_difference

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 import checkmate
-from checkmate.commands.completion import completion_command
 from checkmate.commands.demo import demo_command
 from checkmate.commands.doctor import doctor_command
 from checkmate.commands.plan import plan_command
@@ -23,7 +22,6 @@ from checkmate.commands.show import show_command
 from checkmate.commands.simulate import simulate_command
 from checkmate.commands.solve import solve_command
 from checkmate.commands.table import INTERRUPTED, complain
-from checkmate.commands.zoo import zoo_command
 from checkmate.solvers.background import BackgroundTask, unfinished_tasks
 
 INVALID_INPUT = (
@@ -137,8 +135,6 @@ for command in (
     profile_command,
     show_command,
     solve_command,
-    zoo_command,
     simulate_command,
-    completion_command,
 ):
     main.add_command(command)

@@ -65,7 +65,6 @@ def test_what_cannot_be_read_is_status_2(arguments):
         (["demo", "--budget", "0.6"], "Did you mean '60%'?"),
         (["demo", "--budget", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
         (["plan", "resnet50", "-b", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
-        (["zoo", "resnet50", "-b", "60"], "Did you mean '60%', '60GiB' or '60 B'?"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch, arguments, said):
@@ -73,8 +72,7 @@ def test_what_cannot_be_meant_is_refused_before_tensorflow_is_loaded(monkeypatch
         raise AssertionError("TensorFlow is loaded")
 
     monkeypatch.setattr(demo, "fresh_process", lambda *_, **__: loaded())
-    for command in ("plan", "zoo"):
-        monkeypatch.setattr(f"checkmate.commands.{command}.quietly", loaded)
+    monkeypatch.setattr("checkmate.commands.plan.quietly", loaded)
     found = invoke(*arguments)
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())

@@ -7,8 +7,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from checkmate.commands.zoo import APPLICATIONS
 from checkmate.errors import CheckmateError
+
+APPLICATIONS = (
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Small",
+    "MobileNetV3Large",
+    "ResNet50",
+    "ResNet50V2",
+    "DenseNet121",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "InceptionV3",
+    "Xception",
+    "VGG16",
+    "VGG19",
+    "ConvNeXtTiny",
+    "NASNetMobile",
+)
+"""Classes of keras.applications."""
 
 FILES = ("sequences", "images", "structures", "layer_kinds", "programs", "own_steps")
 

@@ -16,11 +16,8 @@ import keras
 import tensorflow as tf
 
 from checkmate.errors import TraceError
-from checkmate.tf2.compile import PlannedStep, compile
 from checkmate.tf2.error_text import said
-from checkmate.tf2.fit import planned, rematerialize
 from checkmate.tf2.graph.trace import trace
-from checkmate.tf2.options import PlanKeywords
 from checkmate.tf2.rewrites.step import Step
 from checkmate.tf2.training_step import training_step
 from checkmate.tf2.uninitialized import NoValueError, uninitialized_variables
@@ -88,21 +85,6 @@ def workload(
     return _from_keras(model, batch, size, loss)
 
 
-def plan_into(
-    model: str, options: PlanKeywords, *, fit: bool, batch: int, size: int | None, optimizer: str
-) -> PlannedStep:
-    """Plans a model ahead of time, into the folder of the option `plan`, for later calls of
-    `compile`, or with `fit` of `rematerialize`, with the same options. Arguments as
-    `step_on_paper`."""
-    keras.backend.clear_session()
-    work = workload(model, batch=batch, size=size)
-    if not fit:
-        return compile(work.model, work.loss, optimizer, work.inputs, work.labels, **options)
-    work.model.compile(optimizer, work.loss, jit_compile=False)
-    rematerialize(work.model, **options)
-    return planned(work.model).plan_for((work.inputs, work.labels))
-
-
 def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Workload:
     model = _loaded(name) if name.endswith(".keras") else application(name, size)
     return _specified(model, _loss(model, loss), batch, size)
@@ -126,15 +108,6 @@ def application(name: str, size: int | None = None) -> keras.Model:
     "resnet50"."""
     shape = {"input_shape": (size, size, 3)} if size else {}
     return getattr(keras.applications, _application_name(name))(weights=None, **shape)
-
-
-def check_name(model: str) -> None:
-    """Raises `TraceError` for a name of no model, or of no file, before any model is made. Whether
-    a module has a function is seen when it is called."""
-    if model.endswith(".keras"):
-        _check_file(model)
-    elif ":" not in model:
-        _application_name(model)
 
 
 def _application_name(name: str) -> str:

@@ -64,13 +64,6 @@ def test_a_long_refusal_is_broken_between_words(monkeypatch):
     assert set(SOLVERS) <= set(re.split(r"[\s,.]+", said))
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell):
-    found = invoke("completion", shell)
-    assert found.exit_code == 0
-    assert "_CHECKMATE_COMPLETE" in found.stdout
-
-
 def test_a_shell_completes_solvers():
     words = {
         "COMP_WORDS": "checkmate solve --solver chen",

@@ -189,9 +189,8 @@ def test_plan_says_what_is_wrong_with_a_model(models, model, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("zoo", "mobilenet", "resnet05"), "Did you mean ResNet50"),
-        (("zoo", "mobilenet", "missing.keras"), "There is no file missing.keras"),
-        (("zoo", "mobilenet", "--optimizer", "adamm"), "Did you mean 'adam'"),
+        (("plan", "resnet05"), "Did you mean ResNet50"),
+        (("plan", "missing.keras"), "There is no file missing.keras"),
         (("plan", "some_models:small", "--optimizer", "adamm"), "Did you mean 'adam'"),
         (("plan", "some_models:small", "--loss", "mean_square_error"), "'mean_squared_error'"),
     ],

@@ -1,20 +1,15 @@
 """Models of the zoo: their own numbers under a plan that repeats all it may, sizes of what loops
 keep, plans made ahead of time."""
 
-import json
-
 import keras
-import keras_models
 import numpy as np
 import pytest
 import tensorflow as tf
 from plans import repeating
 from training import assert_equal
 
-import checkmate
 from benchmarks import zoo
 from benchmarks.zoo.batches import Task
-from checkmate.cli import main
 from checkmate.tf2.compile import training_step
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.trace import analyse, trace
@@ -214,42 +209,6 @@ def test_batch_normalization_keeps_a_mask():
     found = next(op for op in graph.ops if "FusedBatchNormV3" in op.kind)
     size = 8 * 32 * 32 * 4 * 4
     assert size < found.output_bytes < 1.2 * size
-
-
-@pytest.mark.slow
-def test_plans_made_ahead_are_found(tmp_path, monkeypatch):
-    """The command writes them; compile() and fit take them without measuring or solving."""
-    from click.testing import CliRunner
-
-    (tmp_path / "mine.py").write_text(
-        "import keras_models\n\n\ndef make():\n    case = keras_models.mlp(512)\n    return"
-        " case.model, 'mse'\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    arguments = [
-        *("zoo", "mine:make", "--batch", "512", "--budget", "75%", "--for", "both", "-o"),
-        *("plans", "--json"),
-    ]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, done.output
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["for"] for row in rows] == ["compile", "fit"]
-    assert {row["file"] for row in rows} == {
-        f"plans/{path.name}" for path in (tmp_path / "plans").iterdir()
-    }
-
-    keras.utils.set_random_seed(0)
-    case = keras_models.mlp(512)
-    labels = keras.ops.zeros((512, 10))
-    step = checkmate.tf2.compile(
-        case.model, "mse", "adam", case.inputs, labels, budget="75%", plan="plans", verbose=False
-    )
-    assert "measuring ops" not in step.report().seconds
-    assert step.plan.recomputed
-    case.model.compile("adam", "mse", jit_compile=False)
-    checkmate.tf2.rematerialize(case.model, budget="75%", plan="plans", verbose=False)
-    case.model.fit(case.inputs, labels, batch_size=512, verbose=0)
-    assert "measuring ops" not in checkmate.tf2.planned(case.model).report().seconds
 
 
 def test_convolutions_whose_results_are_added_do_not_close_a_cycle():
