@@ -27,13 +27,13 @@ from typing import Any
 
 import click
 
+from benchmarks.commands import RowTable, stream
 from benchmarks.process import StepProcess, take_steps
-from benchmarks.rows import RowTable, stream
 from benchmarks.training import MIB, compile_annealer
 from checkmate.commands.options import (
+    NameOf,
     json_option,
     listed,
-    named,
     readable_budgets,
     steps_option,
 )
@@ -167,7 +167,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command("backends")
-@click.argument("models", nargs=-1, callback=named(WORKLOADS, "workload"))
+@click.argument("models", nargs=-1, type=NameOf(WORKLOADS, "workload"), metavar="MODELS...")
 @click.option(
     "--backends",
     default=",".join(BACKENDS),

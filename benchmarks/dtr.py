@@ -10,22 +10,23 @@ never thrashes or runs out of memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.commands import RowTable, numbers, stream
 from benchmarks.problems import load
 from benchmarks.recurrent import lstm, tree_lstm
-from benchmarks.rows import RowTable, stream
 from benchmarks.theory import E_STAR, adversary, linear_network, square_root_budget
-from checkmate.commands.options import PICTURE, json_option, listed, numbers
+from checkmate.commands.options import PICTURE, json_option, listed
 from checkmate.core.graph import DFGraph
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.program import Program
 from checkmate.dtr.simulator import DTRRun, DTRStatus, simulate
-from checkmate.plot.curves import growth_curve, online_curve
+from checkmate.plot.curves import online_curve
+from checkmate.plot.picture import Picture, drawing, finished, series
 from checkmate.solvers.result import SolveResult
 from checkmate.solvers.solve import solve
 
@@ -126,6 +127,18 @@ def reach(program: Program, heuristic: str) -> int:
     return reached
 
 
+def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], name: str) -> Picture:
+    """Cost, divided by the plain cost, against the number of layers: for each method its (layers,
+    overhead)."""
+    with drawing(3.2) as (figure, axis):
+        for k, (method, points) in enumerate(methods.items()):
+            axis.plot(*zip(*points, strict=True), linewidth=1.5, label=method, **series(k))
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=1)
+        axis.set(xlabel="layers", ylabel="ops run, over those of the plain run")
+        return finished(figure, name, ncols=5)
+
+
 def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterator[dict[str, Any]]:
     """Theorem 3.1, run: a chain within 2 sqrt(N). What is found is drawn into the file `picture`.
 
@@ -148,7 +161,7 @@ def chains(layers: Sequence[int] = LAYERS, picture: str | None = None) -> Iterat
             **dict(zip(lines, map(_overhead, runs), strict=True)),
         }
     if picture:
-        growth_curve(lines, name="DTR on a chain of N layers within 2 sqrt(N) values").save(picture)
+        growth_curve(lines, "DTR on a chain of N layers within 2 sqrt(N) values").save(picture)
 
 
 def chain_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from typing import Any
 import click
 
 from benchmarks import eager_ops
-from benchmarks.rows import RowTable, stream
-from checkmate.commands.options import json_option, named, readable_budgets, steps_option
+from benchmarks.commands import RowTable, stream
+from checkmate.commands.options import NameOf, json_option, readable_budgets, steps_option
 from checkmate.demo.process import fresh_process
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
@@ -265,7 +265,7 @@ def _in_turn(program: _Program, steps: int, budget_bytes: int, device: str) -> d
 
 
 @click.command("dtr-eager")
-@click.argument("workloads", nargs=-1, callback=named(NAMES, "eager workload"))
+@click.argument("workloads", nargs=-1, type=NameOf(NAMES, "eager workload"), metavar="WORKLOADS...")
 @click.option(
     "--budgets",
     default="50%,40%",

@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 
-from benchmarks.rows import RowTable, stream
-from checkmate.commands.options import json_option, named, readable_budgets, steps_option
+from benchmarks.commands import RowTable, stream
+from checkmate.commands.options import NameOf, json_option, readable_budgets, steps_option
 from checkmate.demo import WORKLOADS
 from checkmate.demo.process import fresh_process, last_line
 from checkmate.errors import CheckmateError
@@ -179,7 +179,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command("fits")
-@click.argument("models", nargs=-1, callback=named(WORKLOADS, "workload"))
+@click.argument("models", nargs=-1, type=NameOf(WORKLOADS, "workload"), metavar="MODELS...")
 @click.option(
     "--budget",
     default="60%",

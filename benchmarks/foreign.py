@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 from benchmarks import zoo
-from benchmarks.rows import RowTable, stream
+from benchmarks.commands import RowTable, stream
 from benchmarks.training import MIB, compile_annealer
 from checkmate.commands.options import json_option, readable_budgets, refuse_unknown, steps_option
 from checkmate.commands.quiet import quietly

@@ -18,9 +18,9 @@ from typing import Any
 
 import click
 
+from benchmarks.commands import RowTable, stream
 from benchmarks.node_link_files import load_node_link
 from benchmarks.problems import layered
-from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import json_option, time_limit_option
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from benchmarks import paper_batches, paper_overheads
-from benchmarks.rows import RowTable, stream
-from checkmate.commands.options import json_option, listed, numbers, time_limit_option
+from benchmarks.commands import RowTable, numbers, stream
+from checkmate.commands.options import json_option, listed, time_limit_option
 from checkmate.demo.process import fresh_process, last_line
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes

@@ -34,9 +34,9 @@ from typing import Any
 
 import click
 
+from benchmarks.commands import RowTable, numbers, stream
 from benchmarks.problems import budget_at, load, packaged
-from benchmarks.rows import RowTable, stream
-from checkmate.commands.options import json_option, listed, numbers, time_limit_option
+from checkmate.commands.options import json_option, listed, time_limit_option
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import replay
 from checkmate.errors import CheckmateError

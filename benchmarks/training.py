@@ -27,12 +27,12 @@ from typing import Any
 
 import click
 
+from benchmarks.commands import RowTable, stream
 from benchmarks.process import StepProcess
-from benchmarks.rows import RowTable, stream
 from checkmate.commands.options import (
+    NameOf,
     json_option,
     listed,
-    named,
     readable_budgets,
     steps_option,
 )
@@ -266,7 +266,7 @@ def compile_annealer() -> None:
 
 
 @click.command("training")
-@click.argument("models", nargs=-1, callback=named(WORKLOADS, "workload"))
+@click.argument("models", nargs=-1, type=NameOf(WORKLOADS, "workload"), metavar="MODELS...")
 @click.option(
     "--ways",
     default="xla,remat by hand,accumulation,ours,ours+slices",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from checkmate.commands.options import PICTURE, json_option, named, readable_budgets, steps_option
+from checkmate.commands.options import PICTURE, NameOf, json_option, readable_budgets, steps_option
 from checkmate.commands.table import complain, print_json, print_table, say
 from checkmate.demo import WORKLOADS
 from checkmate.demo.demo import PHASES, Demo, run_demo
@@ -22,7 +22,8 @@ from checkmate.units import format_bytes
     "--model",
     default="mobilenet",
     show_default=True,
-    callback=named(WORKLOADS, "workload"),
+    type=NameOf(WORKLOADS, "workload"),
+    metavar="NAME",
     help=f"One of {', '.join(WORKLOADS)}.",
 )
 @click.option(

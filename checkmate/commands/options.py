@@ -76,10 +76,14 @@ def _amounts(texts: Iterable[str]) -> list[str]:
 class NameOf(click.Choice):
     """One of some names, completed by a shell. An unknown one is refused with those like it."""
 
+    def __init__(self, known: Collection[str], what: str):
+        super().__init__([*known])
+        self.what = what
+
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> Any:
-        refuse_unknown([value], [*map(str, self.choices)], parameter.name if parameter else "")
+        refuse_unknown([value], [*map(str, self.choices)], self.what)
         return super().convert(value, parameter, context)
 
 
@@ -101,7 +105,7 @@ solver_option = click.option(
     "--solver",
     default="auto",
     show_default=True,
-    type=NameOf(SPELLINGS),
+    type=NameOf(SPELLINGS, "solver"),
     metavar="NAME",
     help=f"The solver, for some with an option after a colon: {solver_list()}.",
 )
@@ -223,21 +227,6 @@ def each_budget(budgets: Iterable[str], *, percent_of: int) -> list[tuple[str, i
     return [(budget, parse_bytes(budget, percent_of=percent_of)) for budget in _amounts(budgets)]
 
 
-def numbers(kind: Callable[[str], Any]) -> Callback:
-    """Callback of an option that is a comma-separated list of numbers, with or without percent
-    signs."""
-
-    def read(context: click.Context, parameter: click.Parameter, text: str) -> list[Any]:
-        try:
-            return [kind(part.strip().rstrip("%")) for part in text.split(",")]
-        except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is no list of numbers, such as {parameter.default}."
-            ) from None
-
-    return read
-
-
 def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "") -> None:
     """Raises `click.BadParameter` for a name that is not known, with those that are like it."""
     for name in names:
@@ -247,14 +236,6 @@ def refuse_unknown(names: Iterable[str], known: Collection[str], what: str = "")
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         kind = f"{what} " if what else ""
         raise click.BadParameter(f"There is no {kind}{name!r}.{hint} There are {', '.join(known)}.")
-
-
-def named(known: Collection[str], what: str) -> Callback:
-    def read(context: click.Context, parameter: click.Parameter, names: Any) -> Any:
-        refuse_unknown((names,) if isinstance(names, str) else names, known, what)
-        return names
-
-    return read
 
 
 def listed(known: Collection[str], also: str = "") -> Callback:

@@ -2,7 +2,7 @@
 its cost."""
 
 from checkmate.plot.bars import batch_sizes, layers
-from checkmate.plot.curves import Point, budget_curve, growth_curve, online_curve
+from checkmate.plot.curves import Point, budget_curve, online_curve
 from checkmate.plot.matrices import matrices
 from checkmate.plot.memory import measured, memory
 from checkmate.plot.page import page
@@ -15,7 +15,6 @@ __all__ = [
     "Point",
     "batch_sizes",
     "budget_curve",
-    "growth_curve",
     "layers",
     "matrices",
     "measured",

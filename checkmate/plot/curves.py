@@ -211,22 +211,3 @@ def _draw_runs(axis: Any, method: str, runs: list[Any], k: int, size: float, lev
     failed = [run.budget_bytes / size for run in runs if run.status != "ok"]
     hollow = {"linestyle": "none", "markerfacecolor": "none"}
     axis.plot(failed, [level] * len(failed), **hollow, **series(k))
-
-
-def growth_curve(methods: Mapping[str, Iterable[tuple[int, float]]], *, name: str = "") -> Picture:
-    """Draws cost, divided by the plain cost, against the size of the problem.
-
-    Args:
-      methods: Name of a method -> its (layers, overhead).
-      name: The title.
-
-    Examples:
-      >>> growth_curve({"dtr": [(16, 1.4), (64, 1.7)]}, name="chains").save("chains.png")
-    """
-    with drawing(3.2) as (figure, axis):
-        for k, (method, points) in enumerate(methods.items()):
-            axis.plot(*zip(*points, strict=True), linewidth=1.5, label=method, **series(k))
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=1)
-        axis.set(xlabel="layers", ylabel="ops run, over those of the plain run")
-        return finished(figure, name, ncols=5)

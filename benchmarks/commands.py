@@ -1,4 +1,5 @@
-"""Rows that take their time, as a table or as JSON lines."""
+"""What the commands of the benchmarks share: lists of numbers as options, and rows that take their
+time as a table or as JSON lines."""
 
 from __future__ import annotations
 
@@ -8,10 +9,26 @@ from typing import Any, Generic, TypeVar
 
 import click
 
+from checkmate.commands.options import Callback
 from checkmate.commands.table import print_json, print_table
 from checkmate.progress import Progress
 
 Row = TypeVar("Row")
+
+
+def numbers(kind: Callable[[str], Any]) -> Callback:
+    """Callback of an option that is a comma-separated list of numbers, with or without percent
+    signs."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str) -> list[Any]:
+        try:
+            return [kind(part.strip().rstrip("%")) for part in text.split(",")]
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is no list of numbers, such as {parameter.default}."
+            ) from None
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)
