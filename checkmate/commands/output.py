@@ -22,7 +22,7 @@ from checkmate.commands.table import INTERRUPTED, complain, print_json, print_ta
 from checkmate.core.files import save_plan
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor, replay
+from checkmate.core.replay import floor, plain_peak
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
@@ -68,7 +68,7 @@ def solve_each(
 ) -> Iterator[Found]:
     """Solves `graph` for each budget. `percent_of` is by default the plain step's peak. Ctrl-C ends
     the search for a budget with the best plan so far; later budgets are left out."""
-    asked = each_budget(budgets, percent_of=percent_of or _plain_peak(graph))
+    asked = each_budget(budgets, percent_of=percent_of or plain_peak(graph))
     phases = {f"solving for {budget}": number for number, (budget, _) in enumerate(asked, 1)}
     for budget, budget_bytes in asked:
         with (
@@ -83,10 +83,6 @@ def solve_each(
 
 def is_interrupted(found: Found) -> bool:
     return found.facts["status"] == SolveStatus.INTERRUPTED.name
-
-
-def _plain_peak(graph: DFGraph) -> int:
-    return replay(graph, Plan.keep_all(graph)).peak_bytes
 
 
 def written(
@@ -147,7 +143,7 @@ def _finite(value: Any) -> Any:
 def print_found(
     graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
 ) -> None:
-    plain = _plain_peak(graph)
+    plain = plain_peak(graph)
     if as_json:
         for one in found:
             files = {

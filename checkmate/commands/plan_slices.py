@@ -13,7 +13,7 @@ from checkmate.commands.output import Found, is_interrupted, solve_each
 from checkmate.commands.table import complain
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor, replay
+from checkmate.core.replay import floor, plain_peak
 from checkmate.solvers.result import SolveStatus
 from checkmate.tf2.costs.measured import CostModel, with_costs
 from checkmate.tf2.graph.trace import TracedStep, trace
@@ -65,7 +65,7 @@ class SliceGraphs:
         made = [make(Scratch()) for make in REWRITES.values()]
         self._rewrites = [each for each in made if each.promise > Equal.STATISTICS]
         graph = with_costs(step.traced, costs, on_progress=on_progress)
-        peak = replay(graph, Plan.keep_all(graph)).peak_bytes
+        peak = plain_peak(graph)
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}
         self._single: DFGraph | None = None
 

@@ -19,7 +19,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.json_files import read_json
 from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor, replay
+from checkmate.core.replay import floor, plain_peak, replay
 from checkmate.errors import PlanFileError
 from checkmate.plot.usage import layers
 from checkmate.printable import printable
@@ -146,9 +146,9 @@ def _curve(graph: DFGraph, plans: list[Found]) -> Any:
         peak, bound = facts["peak_bytes"], (facts["bound"] or total) / total
         point = plot.Point(facts["budget_bytes"] or peak, facts["overhead"], bound, peak)
         solvers.setdefault(facts["solver"] or "plan", []).append(point)
-    plain = replay(graph, Plan.keep_all(graph)).peak_bytes
+    floor_bytes, plain_bytes = floor(graph).bytes, plain_peak(graph)
     return plot.budget_curve(
-        solvers, floor_bytes=floor(graph).bytes, plain_bytes=plain, name=graph.name
+        solvers, floor_bytes=floor_bytes, plain_bytes=plain_bytes, name=graph.name
     )
 
 
@@ -174,7 +174,7 @@ def graph_facts(graph: DFGraph) -> dict[str, Any]:
         "ops": len(graph),
         "cost": graph.total_cost,
         "fixed_bytes": graph.fixed_bytes,
-        "plain_peak_bytes": replay(graph, Plan.keep_all(graph)).peak_bytes,
+        "plain_peak_bytes": plain_peak(graph),
         "floor_bytes": lowest.bytes,
         "binding_op": graph.ops[lowest.op].name,
     }

@@ -110,6 +110,28 @@ class DFGraph:
         return tuple(map(tuple, users))
 
     @cached_property
+    def last_use(self) -> tuple[int, ...]:
+        """last_use[i]: the last op that reads op i; i itself if none does, n for outputs."""
+        outputs, n = set(self.outputs), len(self.ops)
+        return tuple(
+            n if i in outputs else max(users, default=i) for i, users in enumerate(self.users)
+        )
+
+    @cached_property
+    def expires(self) -> tuple[int, ...]:
+        """expires[i]: the first op that overwrites what op i reads; n if none does."""
+        expires = [len(self.ops)] * len(self.ops)
+        for k, op in reversed([*enumerate(self.ops)]):
+            for i in op.overwrites:
+                expires[i] = k
+        return tuple(expires)
+
+    @cached_property
+    def predecessors(self) -> tuple[frozenset[int], ...]:
+        """predecessors[i]: the ops that must have run before op i first does."""
+        return tuple(frozenset((*op.deps, *op.control_deps, *op.overwrites)) for op in self.ops)
+
+    @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """(producer, consumer) pairs, by consumer."""
         return tuple((d, i) for i, op in enumerate(self.ops) for d in op.deps)

@@ -131,6 +131,11 @@ def replay(graph: DFGraph, plan: Plan) -> MemoryTimeline:
     return MemoryTimeline(bytes_after_step, peak, peak_step, graph.fixed_bytes, cost)
 
 
+def plain_peak(graph: DFGraph) -> int:
+    """The peak of the plain step in bytes, of which budgets such as "60%" are shares."""
+    return replay(graph, Plan.keep_all(graph)).peak_bytes
+
+
 class _Rules:
     """Checks the steps of a plan, one after another, against the rules of its graph."""
 

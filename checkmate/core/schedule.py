@@ -158,8 +158,7 @@ def may_run(graph: DFGraph, stages: int | None = None) -> np.ndarray:
     n = len(graph)
     stages = n if stages is None else stages
     allowed = np.tri(stages, n, dtype=bool) & graph.recomputable
-    for k, op in enumerate(graph.ops):
-        allowed[k + 1 :, list(op.overwrites)] = False
+    allowed &= np.arange(stages)[:, None] <= graph.expires
     return allowed | np.eye(stages, n, dtype=bool)
 
 

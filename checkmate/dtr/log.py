@@ -131,8 +131,6 @@ class OpLog:
         Args:
           graph: The graph of the step.
         """
-        last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
-        kept = set(graph.outputs)
         instructions: list[Instruction] = (
             [Constant("fixed_bytes", graph.fixed_bytes)] if graph.fixed_bytes else []
         )
@@ -144,7 +142,7 @@ class OpLog:
             instructions.append(
                 Call((op.name,), op.kind or op.name, args, times[i], (op.output_bytes,), (FRESH,))
             )
-            ending = [d for d in (*op.deps, i) if last_use[d] == i and d not in kept]
+            ending = [d for d in (*op.deps, i) if graph.last_use[d] == i]
             instructions.extend(Release(graph.ops[d].name) for d in ending)
         return cls(tuple(instructions), graph.name)
 

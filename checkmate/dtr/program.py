@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
-from checkmate.core.replay import replay
+from checkmate.core.replay import plain_peak
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog, whole_costs
 from checkmate.dtr.log_format import Call, Constant, Copy, CopyFrom, Instruction, Mutate, Release
@@ -78,7 +77,7 @@ class Program:
         """The peak without a budget, where everything is freed for good once nothing refers to
         it; of a graph, the peak that `replay` finds."""
         if self.graph is not None:
-            return replay(self.graph, Plan.keep_all(self.graph)).peak_bytes
+            return plain_peak(self.graph)
         backend = CountingBackend()
         self.run(
             Runtime(
@@ -187,18 +186,15 @@ class _LogSteps:
 
 def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     """Op i makes tensor i + 1; tensor 0 is what is resident all the time."""
-    n, outputs = len(graph), set(graph.outputs)
-    costs = whole_costs(graph)
-    expires = _expiries(graph)
-    needed = _needed_until(graph, expires)
-    last_use = [max(users, default=i) for i, users in enumerate(graph.users)]
+    n, costs = len(graph), whole_costs(graph)
+    needed = _needed_until(graph)
     ending: list[list[int]] = [[] for _ in range(n)]
     for i in range(n):
         if needed[i] < n:
             ending[needed[i]].append(i)
     pinned: set[int] = set()
     # They are pinned later, so they must not be released before.
-    late = {i for i in range(n) if expires[i] < needed[i]}
+    late = {i for i in range(n) if graph.expires[i] < needed[i]}
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
     yield Pin(0)
     for i, op in enumerate(graph.ops):
@@ -217,11 +213,7 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         if not op.recomputable and needed[i] > i:
             pinned.add(i)
             yield Pin(i + 1)
-        yield from (
-            Drop(d + 1)
-            for d in (*op.deps, i)
-            if last_use[d] == i and d not in outputs and d not in late
-        )
+        yield from (Drop(d + 1) for d in (*op.deps, i) if graph.last_use[d] == i and d not in late)
         for d in ending[i]:
             if d in late:
                 yield Drop(d + 1)
@@ -230,16 +222,7 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     yield from (Pin(i + 1) for i in graph.outputs if i not in pinned)
 
 
-def _expiries(graph: DFGraph) -> list[int]:
-    """For each op the first that overwrites what it reads; n if there is none."""
-    expires = [len(graph)] * len(graph)
-    for i, op in enumerate(graph.ops):
-        for d in op.overwrites:
-            expires[d] = min(expires[d], i)
-    return expires
-
-
-def _needed_until(graph: DFGraph, expires: list[int]) -> list[int]:
+def _needed_until(graph: DFGraph) -> list[int]:
     """For each value the last op for which it may have to be in memory, be it to recompute
     something else; n at the end."""
     n, outputs = len(graph), set(graph.outputs)
@@ -247,6 +230,6 @@ def _needed_until(graph: DFGraph, expires: list[int]) -> list[int]:
     for i in reversed(range(n)):
         until[i] = n if i in outputs else i
         for user in graph.users[i]:
-            again = min(until[user], expires[user]) if graph.ops[user].recomputable else user
+            again = min(until[user], graph.expires[user]) if graph.ops[user].recomputable else user
             until[i] = max(until[i], user, again)
     return until

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
-from checkmate.core.replay import floor, replay
+from checkmate.core.replay import floor, plain_peak
 from checkmate.errors import BudgetError
 from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
@@ -88,7 +87,7 @@ class Curve:
         Args:
           budget: The other budget, as for `solve`.
         """
-        budget_bytes = parse_bytes(budget, percent_of=_plain_peak(self.graph))
+        budget_bytes = parse_bytes(budget, percent_of=plain_peak(self.graph))
         return next(
             (result for result in reversed(self.results) if result.budget_bytes <= budget_bytes),
             None,
@@ -134,8 +133,8 @@ def solve_curve(
       (5.0, 4.0, 4.0)
     """
     check_graph(graph, "solve_curve")
-    plain_peak = _plain_peak(graph)
-    asked = {parse_bytes(budget, percent_of=plain_peak) for budget in budgets}
+    plain_bytes = plain_peak(graph)
+    asked = {parse_bytes(budget, percent_of=plain_bytes) for budget in budgets}
     if not asked:
         raise BudgetError("A curve needs at least one budget; none was given.")
     solve_at = partial(solve, graph, keep=as_patterns(keep), recompute=as_patterns(recompute))
@@ -143,7 +142,7 @@ def solve_curve(
     impossible = [r.budget_bytes + 1 for r in results if r.status is SolveStatus.INFEASIBLE]
     proven = max([floor(graph).bytes, *impossible])
     # What is recomputed by rule may take more than the plain step.
-    plain = solve_at(2 * plain_peak + 1, solver="checkpoint_all", time_limit_s=0)
+    plain = solve_at(2 * plain_bytes + 1, solver="checkpoint_all", time_limit_s=0)
     found = [*(result for result in results if result.plan), plain]
     if find_smallest and all(result.status is not SolveStatus.INTERRUPTED for result in results):
         lowest = min(result.timeline.peak_bytes for result in found if result.timeline)
@@ -239,7 +238,3 @@ def _bisect(
             if result.status is SolveStatus.INFEASIBLE:
                 proven = hopeless
     return found, proven
-
-
-def _plain_peak(graph: DFGraph) -> int:
-    return replay(graph, Plan.keep_all(graph)).peak_bytes

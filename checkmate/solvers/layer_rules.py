@@ -132,10 +132,6 @@ def _copied(graph: DFGraph, asked: set[int]) -> set[int]:
     reads, and that may run again where the copy would. What must be in memory at the end stays."""
     ops, users = graph.ops, graph.users
     left = {i for i in asked if ops[i].recomputable and i not in graph.outputs}
-    expires = dict[int, int]()
-    for k, op in enumerate(ops):
-        for d in op.overwrites:
-            expires.setdefault(d, k)
     while True:
         reader = dict[int, int]()  # op -> the first that reads its copy
         for i in sorted(left, reverse=True):
@@ -143,7 +139,7 @@ def _copied(graph: DFGraph, asked: set[int]) -> set[int]:
             readers += [reader[u] for u in users[i] if u in reader]
             if readers:
                 reader[i] = min(readers)
-        late = {i for i, first in reader.items() if expires.get(i, first) < first}
+        late = {i for i, first in reader.items() if graph.expires[i] < first}
         if not late:
             return set(reader)
         left -= late

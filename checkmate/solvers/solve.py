@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import Floor, floor, replay
+from checkmate.core.replay import Floor, floor, plain_peak, replay
 from checkmate.errors import (
     InfeasibleBudgetError,
     NoPlanFoundError,
@@ -158,8 +158,8 @@ def solve(
         check_time_limit(time_limit_s)
     engine = Reorder(make_solver(solver)) if reorder else make_solver(solver)
     name = solver if isinstance(solver, str) else getattr(solver, "name", type(solver).__name__)
-    plain_peak = replay(graph, Plan.keep_all(graph)).peak_bytes
-    budget_bytes = parse_bytes(budget, percent_of=plain_peak)
+    plain_bytes = plain_peak(graph)
+    budget_bytes = parse_bytes(budget, percent_of=plain_bytes)
     rules = LayerRules.of(graph, keep, recompute)
     search = Search(
         rules.expansion.after,
@@ -200,7 +200,7 @@ def solve(
                 floor_bytes=budget_bytes + 1,
             )
         else:
-            refusal = _not_found(search, name, plain_peak, rules)
+            refusal = _not_found(search, name, plain_bytes, rules)
         return _refuse(refusal, search, name, throw, rules)
     status = SolveStatus.INTERRUPTED if interrupted else SolveStatus.FEASIBLE
     return _result(SolveStatus.OPTIMAL if search.optimal else status, search, name, rules)
@@ -279,8 +279,8 @@ def _advice(graph: DFGraph, budget_bytes: int) -> str:
     return f"Raise the budget: {format_bytes(fixed)} are resident whatever runs, as variables are."
 
 
-def _not_found(search: Search, name: str, plain_peak: int, rules: LayerRules) -> NoPlanFoundError:
-    best, total = search.best_peak_bytes or plain_peak, rules.once.total_cost
+def _not_found(search: Search, name: str, plain_bytes: int, rules: LayerRules) -> NoPlanFoundError:
+    best, total = search.best_peak_bytes or plain_bytes, rules.once.total_cost
     bound = rules.bound(search.bound)
     proven = (
         f" If there is one, it takes at least {bound / total - 1:.2%} more time than the"

@@ -170,16 +170,12 @@ class Relaxation:
     def _add_variables(self) -> None:
         """Adds P and R, with what rows (3), (4), (7) and the two reductions fix."""
         graph, n = self.graph, len(self.graph)
-        outputs = set(graph.outputs)
-        last_reader = [
-            n if i in outputs else max(users, default=-1) for i, users in enumerate(graph.users)
-        ]
         last_stage, stands_for = last_stages(graph), _stands_for(graph)
         whole = self.whole_unit > 0 and graph.total_cost <= 1e4 * self.whole_unit
         first = 0
         for c, end in enumerate((*self.snapshots, n - 1)):
             # What may be of use: ancestors of the interval's ops and of what is kept at its end.
-            keepable = [i for i in range(end + 1) if last_reader[i] > end]
+            keepable = [i for i in range(end + 1) if graph.last_use[i] > end]
             is_last = c == len(self.snapshots)
             useful = _ancestors_of(
                 graph, graph.outputs if is_last else [*keepable, *graph.deps[end]]

@@ -186,7 +186,7 @@ class StateRules:
         self._all = (1 << len(graph)) - 1
         self._outputs = _set_of(graph.outputs)
         self._deps = [_set_of(op.deps) for op in graph.ops]
-        self._before = [_set_of((*op.deps, *op.control_deps, *op.overwrites)) for op in graph.ops]
+        self._before = [_set_of(before) for before in graph.predecessors]
         self._expires = [0] * len(graph)
         for k, op in enumerate(graph.ops):
             for i in op.overwrites:

@@ -246,8 +246,4 @@ def moves_of(order: Iterable[int]) -> Moves:
 def last_stages(graph: DFGraph) -> list[int]:
     """For each op, the last stage in which it may run: its own when it may run once, and none after
     it is overwritten. Stage len(graph) is after all first evaluations."""
-    last = [len(graph) if op.recomputable else i for i, op in enumerate(graph.ops)]
-    for k, op in enumerate(graph.ops):
-        for d in op.overwrites:
-            last[d] = min(last[d], k)
-    return last
+    return [graph.expires[i] if op.recomputable else i for i, op in enumerate(graph.ops)]

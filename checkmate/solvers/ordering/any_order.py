@@ -101,8 +101,8 @@ def renumbered(graph: DFGraph, order: Sequence[int]) -> Expansion:
 def _dependence(graph: DFGraph) -> np.ndarray:
     """(n, n) bool: [j, i] says that op j cannot run for the first time before op i has."""
     depends = np.zeros((len(graph), len(graph)), bool)
-    for j, op in enumerate(graph.ops):
-        for i in {*op.deps, *op.control_deps, *op.overwrites}:
+    for j, before in enumerate(graph.predecessors):
+        for i in before:
             depends[j] |= depends[i]
             depends[j, i] = True
     return depends

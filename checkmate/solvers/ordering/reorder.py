@@ -186,12 +186,11 @@ class Reorder:
 
 def greedy_order(graph: DFGraph) -> list[int]:
     """A legal order of first evaluations: always the ready op that then leaves least in memory."""
-    before = [{*op.deps, *op.control_deps, *op.overwrites} for op in graph.ops]
-    after: list[list[int]] = [[] for _ in before]
-    for i, ops in enumerate(before):
-        for d in ops:
+    after: list[list[int]] = [[] for _ in graph.ops]
+    for i, before in enumerate(graph.predecessors):
+        for d in before:
             after[d].append(i)
-    missing = [len(ops) for ops in before]
+    missing = [len(before) for before in graph.predecessors]
     kept = set(graph.outputs)
     unread = [len(users) + (i in kept) for i, users in enumerate(graph.users)]
     sizes = graph.output_bytes.tolist()

@@ -37,8 +37,7 @@ import numpy as np
 from checkmate.core.expansion import Expansion
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
-from checkmate.core.plan import Plan
-from checkmate.core.replay import replay
+from checkmate.core.replay import plain_peak
 
 SMALL_SHARE = 0.01
 """Kept values count as fixed bytes, smallest first, up to this share of the plain step's peak above
@@ -66,7 +65,7 @@ def coarsen(graph: DFGraph, *, max_ops: int) -> Expansion:
 
 def _merge(graph: DFGraph, groups: Sequence[range], target: int) -> list[range]:
     n = len(graph)
-    last_use = _last_use(graph)
+    last_use = np.array(graph.last_use)
     size = graph.output_bytes / max(1, int(graph.output_bytes.sum()))
     cost = np.concatenate([[0.0], np.cumsum(graph.costs / (graph.total_cost or 1.0))])
     backward = np.concatenate([[0], np.cumsum([op.is_backward for op in graph.ops])])
@@ -102,7 +101,7 @@ class _Partition:
 
     def __init__(self, graph: DFGraph, groups: Sequence[range]):
         self.graph, self.groups = graph, groups
-        self.last_use = _last_use(graph)
+        self.last_use = graph.last_use
         self.kept = _kept(graph, groups)
         self.bodies = [_body(graph, group, self.kept) for group in groups]
         pairs = zip(groups, self.bodies, strict=True)
@@ -138,9 +137,9 @@ class _Partition:
         reads = {number - 1} if self.has_kept_value(g) else set()
         after: set[int] = set()
         overwrites: set[int] = set()
-        for op in ops[group.start : group.stop]:
+        for i, op in zip(group, ops[group.start : group.stop], strict=True):
             reads.update(self.held_by[d] for d in op.deps if d in self.held_by)
-            after.update(self.runs_in[d] for d in (*op.deps, *op.control_deps, *op.overwrites))
+            after.update(self.runs_in[d] for d in graph.predecessors[i])
             overwrites.update(self.runs_in[d] for d in op.overwrites if d not in self.kept)
         leaving = {i for i in members if self.last_use[i] >= group.stop}
         value = sum(ops[i].output_bytes for i in leaving)
@@ -192,13 +191,6 @@ def _build(graph: DFGraph, groups: Sequence[range]) -> Expansion:
     return Expansion(graph, small, tuple(first), again)
 
 
-def _last_use(graph: DFGraph) -> np.ndarray:
-    """(n,) the last op that reads each value; the op itself if none does, n for outputs."""
-    last_use = np.array([max(users, default=i) for i, users in enumerate(graph.users)])
-    last_use[list(graph.outputs)] = len(graph)
-    return last_use
-
-
 def _kept(graph: DFGraph, groups: Sequence[range]) -> set[int]:
     kept = {i for i, op in enumerate(graph.ops) if not op.recomputable} | set(graph.outputs)
     for group in groups:
@@ -214,7 +206,7 @@ def _body(graph: DFGraph, group: range, kept: set[int]) -> tuple[int, ...]:
 
 
 def _small(graph: DFGraph, kept_bytes: Sequence[int]) -> set[int]:
-    left = SMALL_SHARE * (replay(graph, Plan.keep_all(graph)).peak_bytes - graph.fixed_bytes)
+    left = SMALL_SHARE * (plain_peak(graph) - graph.fixed_bytes)
     small = set()
     for count, g in sorted((count, g) for g, count in enumerate(kept_bytes) if count):
         left -= count
