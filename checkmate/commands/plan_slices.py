@@ -20,10 +20,10 @@ from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.rewriting import exact, rewrites
 from checkmate.tf2.rewrites.search import Search
 from checkmate.tf2.rewrites.slices import Slices, sliced_specs
-from checkmate.tf2.rewrites.step import Equal, Step, with_all_variables
-from checkmate.tf2.rewrites.table import REWRITES
+from checkmate.tf2.rewrites.step import Step, with_all_variables
 from checkmate.units import format_bytes
 
 
@@ -62,8 +62,7 @@ class SliceGraph:
 class SliceGraphs:
     def __init__(self, step: Step, costs: str | CostModel, on_progress: Callable[[int, int], None]):
         self._step, self._costs = step, costs
-        made = [make(Scratch()) for make in REWRITES.values()]
-        self._rewrites = [each for each in made if each.promise > Equal.STATISTICS]
+        self._rewrites = exact(rewrites(Scratch()))
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = plain_peak(graph)
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}

@@ -34,7 +34,7 @@ from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.request import Planned, PlanRequest
-from checkmate.tf2.planning.sliced_run import on_replicas
+from checkmate.tf2.planning.sliced_steps import on_replicas
 from checkmate.tf2.replicas import (
     ReplicatedPart,
     WholeStep,

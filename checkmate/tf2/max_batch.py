@@ -35,8 +35,8 @@ from checkmate.tf2.memory.budget import (
 )
 from checkmate.tf2.options import PlanKeywords, PlanOptions, is_count
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.plan_search import time_limit
 from checkmate.tf2.planning.request import PlanRequest
-from checkmate.tf2.planning.solver_calls import time_limit
 from checkmate.tf2.training_step import as_spec, refuse_missing, training_step
 from checkmate.units import Bytes, format_bytes, is_share, parse_bytes
 

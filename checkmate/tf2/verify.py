@@ -27,7 +27,7 @@ from checkmate.tf2.graph.operations import draws
 from checkmate.tf2.memory.profiler import Observation, observe
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.request import Planned
-from checkmate.tf2.planning.sliced_run import SlicedRun
+from checkmate.tf2.planning.sliced_steps import SlicedRun
 
 MORE_STEPS = 4
 """How many further pairs of plain steps measure the model's own sensitivity, if two steps do not

@@ -21,7 +21,7 @@ import checkmate
 from checkmate import DFGraph, Plan, replay
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.memory import available
-from checkmate.tf2.planning.solver_calls import time_limit
+from checkmate.tf2.planning.plan_search import time_limit
 from checkmate.tf2.training_step import training_step
 
 pytestmark = pytest.mark.usefixtures("tensorflow")

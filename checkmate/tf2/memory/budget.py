@@ -73,16 +73,6 @@ RESERVES = ReserveShares()
 
 
 @dataclass(frozen=True, slots=True)
-class StartState:
-    """The device's memory when planning begins, by the allocator's count: whether a batch of the
-    step is in it, and the bytes of it released before the planned step runs."""
-
-    in_use_bytes: int
-    has_batch: bool = False
-    released_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """The kinds of bytes of a budget.
 
@@ -115,21 +105,31 @@ class MemoryBudget:
 
     @classmethod
     def of(
-        cls, traced: TracedStep, limit_bytes: int, start: StartState, *, next_batches: int
+        cls,
+        traced: TracedStep,
+        limit_bytes: int,
+        in_use_bytes: int,
+        *,
+        has_batch: bool = False,
+        released_bytes: int = 0,
+        next_batches: int,
     ) -> MemoryBudget:
+        """When planning begins, with a batch of the step in use or not, and bytes in use that are
+        released before the planned step runs."""
         counted = traced.before_bytes
         batch = argument_bytes(traced)
-        start_bytes = start.in_use_bytes + (0 if start.has_batch else batch)
+        start_bytes = in_use_bytes + (0 if has_batch else batch)
+        left_bytes = start_bytes - released_bytes
         return cls(
             limit_bytes,
-            max(start_bytes - start.released_bytes, counted),
+            max(left_bytes, counted),
             counted,
             batch,
             bytes_ahead(traced, next_batches),
             traced.graph.fixed_bytes - counted,
             RESERVES.of(traced),
             start_bytes,
-            max(0, counted - (start_bytes - start.released_bytes)),
+            max(0, counted - left_bytes),
             free_or_none(devices.training_device()),
         )
 

@@ -7,18 +7,23 @@ function. No step runs, nor an op that has state.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from checkmate.solvers.layer_rules import LayerRules
+from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.execution.results import OutputBuffers
+from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.budget import RESERVES
 from checkmate.tf2.memory.prediction import Predictor
+from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.refusal import Refusal
-from checkmate.tf2.planning.request import Planned, PlanTask, unchanged
+from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.report import Report
 from checkmate.units import format_bytes
 
@@ -34,14 +39,43 @@ def measured(task: PlanTask) -> tuple[Costs, int]:
         )
     with clock.phase("predicting"):
         plain = Predictor(task.traced, costs.graph, (), costs.footprints).plain_peak_bytes()
-    start = task.start
-    return costs, plain - start.batch_bytes + start.resident_bytes + start.next_batch_bytes
+    memory = task.memory
+    return costs, plain - memory.batch_bytes + memory.resident_bytes + memory.next_batch_bytes
 
 
 def with_budget(task: PlanTask, plain_peak_bytes: int) -> PlanTask:
     """The task with its budget in bytes, which may be a share of the plain step's peak."""
     known = task.budget_bytes or task.request.resolve(plain_peak_bytes, task.other_bytes)
     return task.within(known)
+
+
+def planned_alone(
+    request: PlanRequest,
+    traced: TracedStep,
+    specs: tuple[Any, ...],
+    values: Sequence[Any] = (),
+    *,
+    released_bytes: int,
+    budget_bytes: int = 0,
+) -> Planned:
+    """A part of a planning, under the plan of its file or a new one, for what is in use now. The
+    report has its own seconds."""
+    with request.showing() as progress:
+        clock = Clock(progress)
+        task = PlanTask.of(
+            request,
+            traced,
+            specs,
+            clock,
+            values,
+            released_bytes=released_bytes,
+            budget_bytes=budget_bytes,
+        )
+        try:
+            planned = store.stored_plan(task) or new_plan(task)
+        finally:
+            devices.forget_peak(devices.training_device())
+    return planned.reporting(seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
 
 
 def new_plan(task: PlanTask) -> Planned:
@@ -73,7 +107,7 @@ def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
 def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
     report = replace(report, notes=(*report.notes, *task.notes()))
     run, plan = unchanged(task.traced, task.specs), task.traced.plain_plan()
-    rise = report.plain_peak_bytes - task.start.resident_bytes - task.start.next_batch_bytes
+    rise = report.plain_peak_bytes - task.memory.resident_bytes - task.memory.next_batch_bytes
     return Planned(task.traced, costs.graph, plan, None, run, report, rise)
 
 

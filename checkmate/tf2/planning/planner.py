@@ -25,7 +25,7 @@ from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.new_plan import new_plan
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
 from checkmate.tf2.planning.rewriting import LOOKING, Rewriting
-from checkmate.tf2.planning.sliced_run import added
+from checkmate.tf2.planning.sliced_steps import added
 from checkmate.tf2.rewrites.slices import Slices, examples_of
 
 log = logging.getLogger("checkmate")
@@ -75,10 +75,10 @@ class Planner:
                 is_main=like is None,
                 budget_bytes=self.budget_bytes,
             )
-            if like is not None and like.part:
-                return self._in_slices_of(like, task)
             path = self.path_of(traced)
             try:
+                if like is not None and like.part:
+                    return self._in_slices_of(like, task)
                 if request.options.micro_batches == 1 or like is not None:
                     stored = store.stored_plan(task)
                     planned = stored or new_plan(task)
@@ -184,4 +184,4 @@ def _timed(planned: Planned, clock: Clock) -> Planned:
         rest = max(0.0, whole.pop(LOOKING) - sum(own.values()))
         times.append({**added([whole, own]), LOOKING: rest})
     seconds, cpu_seconds = times
-    return replace(planned, report=replace(report, seconds=seconds, cpu_seconds=cpu_seconds))
+    return planned.reporting(seconds=seconds, cpu_seconds=cpu_seconds)

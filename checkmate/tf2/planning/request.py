@@ -21,7 +21,7 @@ from checkmate.solvers.result import SolveResult
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget, StartState
+from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget
 from checkmate.tf2.memory.scratch import Scratch, give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.report import Report
@@ -49,6 +49,10 @@ class Planned:
     rise_bytes: int = 0
     part: Planned | None = None
     record: tuple[Applied, ...] = ()
+
+    def reporting(self, **changes: Any) -> Planned:
+        """The same with other fields of its report."""
+        return replace(self, report=replace(self.report, **changes))
 
     @property
     def cost(self) -> float:
@@ -159,10 +163,10 @@ class PlanTask:
     """The planning of one set of shapes.
 
     Attributes:
-      start: The kinds of bytes when planning began, for a budget of 0.
+      memory: The kinds of bytes when planning began; the limit is 0 until the plain step's peak is
+        known.
       batch: The arguments of the coming call, if they are in the memory that steps train in.
       is_main: The step of the largest batch, not of a smaller one.
-      budget_bytes: 0 until the plain step's peak is known.
       paper_bytes: The memory of the device that the step is planned for on paper, whose pool is
         taken to be empty; 0 where it is this one, with all that is in use on it.
     """
@@ -171,11 +175,10 @@ class PlanTask:
     traced: TracedStep
     specs: tuple[Any, ...]
     clock: Clock
-    start: MemoryBudget
+    memory: MemoryBudget
     batch: Sequence[tf.Tensor] | None = None
     released_bytes: int = 0
     is_main: bool = True
-    budget_bytes: int = 0
     paper_bytes: int = 0
 
     @classmethod
@@ -185,41 +188,46 @@ class PlanTask:
         traced: TracedStep,
         specs: tuple[Any, ...],
         clock: Clock,
-        values: Sequence[Any],
+        values: Sequence[Any] = (),
         *,
         released_bytes: int,
-        **more: Any,
+        is_main: bool = True,
+        budget_bytes: int = 0,
     ) -> PlanTask:
         """The task of a traced step, whose variables then share no buffers. `values` are flattened
         values of the specs, if there are any."""
         give_own_memory(traced.variables)
         batch = in_memory(values, tf.nest.flatten(specs))
         gc.collect()  # deleted models keep their variables in reference cycles
-        in_use = devices.bytes_in_use(devices.training_device())
-        state = StartState(in_use, batch is not None, released_bytes)
-        start = MemoryBudget.of(traced, 0, state, next_batches=request.next_batches)
-        return cls(request, traced, specs, clock, start, batch, released_bytes, **more)
+        memory = MemoryBudget.of(
+            traced,
+            budget_bytes,
+            devices.bytes_in_use(devices.training_device()),
+            has_batch=batch is not None,
+            released_bytes=released_bytes,
+            next_batches=request.next_batches,
+        )
+        return cls(request, traced, specs, clock, memory, batch, released_bytes, is_main)
 
     @classmethod
     def on_paper(
         cls, request: PlanRequest, traced: TracedStep, specs: tuple[Any, ...], paper_bytes: int
     ) -> PlanTask:
         """The task of a step for another device, in which nothing else is in use."""
-        start = MemoryBudget.of(traced, 0, StartState(0), next_batches=request.next_batches)
-        start = replace(start, device_limit_bytes=paper_bytes)
-        return cls(request, traced, specs, Clock(), start, paper_bytes=paper_bytes)
+        memory = MemoryBudget.of(traced, 0, 0, next_batches=request.next_batches)
+        memory = replace(memory, device_limit_bytes=paper_bytes)
+        return cls(request, traced, specs, Clock(), memory, paper_bytes=paper_bytes)
 
     def within(self, budget_bytes: int) -> PlanTask:
-        return replace(self, budget_bytes=budget_bytes)
+        return replace(self, memory=replace(self.memory, limit_bytes=budget_bytes))
 
     @property
-    def memory(self) -> MemoryBudget:
-        return replace(self.start, limit_bytes=self.budget_bytes)
+    def budget_bytes(self) -> int:
+        return self.memory.limit_bytes
 
     @property
     def other_bytes(self) -> int:
-        """The fixed bytes that the step's graph does not count, whatever the budget."""
-        return self.start.other_bytes
+        return self.memory.other_bytes
 
     @property
     def examples(self) -> int | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from checkmate.errors import (
 )
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory.available import free_or_none
+from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
-from checkmate.tf2.planning.new_plan import measured, new_plan, with_budget
-from checkmate.tf2.planning.pieces import PiecePlanner
-from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask
-from checkmate.tf2.planning.sliced_run import PlainFigures, joined
+from checkmate.tf2.planning.new_plan import measured, planned_alone, with_budget
+from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask
+from checkmate.tf2.planning.sliced_steps import SlicePlanner
 from checkmate.tf2.report import TriedSlices
 from checkmate.tf2.rewrites.search import Search
 from checkmate.tf2.rewrites.slices import Slices
@@ -46,12 +46,14 @@ Refused = InfeasibleBudgetError | NoPlanFoundError
 class Rewriting:
     """The planning of a step and of its rewritten forms. The functions of one plan at a time are in
     memory, so that each is predicted in the memory that training has: a plan that is found to be
-    the cheapest after another one was made is made again."""
+    the cheapest after another one was made is made again. `plain_cost` are the seconds of the plain
+    step's kernels, None where they were not measured."""
 
     task: PlanTask
-    plain: PlainFigures
+    plain_peak_bytes: int
+    plain_cost: float | None
     rewrites: list[Rewrite]
-    pieces: PiecePlanner
+    slices: SlicePlanner
     _made: tuple[Step, Planned] | None = None
     _refusals: list[Refused] = field(default_factory=list)
 
@@ -59,14 +61,16 @@ class Rewriting:
     def of(cls, request: PlanRequest, task: PlanTask, *, measures: bool = True) -> Rewriting:
         """With the budget in bytes and the figures of the plain step, whose ops are measured where
         the budget is a share of its peak, or where it fits on the device."""
-        task, plain = _with_figures(replace(task, request=request), measures=measures)
-        made = [make(request.scratch) for make in REWRITES.values()]
-        return cls(task, plain, made, PiecePlanner(task))
-
-    @property
-    def exact(self) -> list[Rewrite]:
-        """The rewrites that leave the numbers as they are."""
-        return [each for each in self.rewrites if each.promise > Equal.STATISTICS]
+        task = replace(task, request=request)
+        plain = replay(task.traced.graph, task.traced.plain_plan())
+        peak, cost = plain.peak_bytes + task.other_bytes, None
+        free = free_or_none(devices.training_device())
+        fits = free is not None and peak <= free
+        if measures and (is_share(request.options.budget) or fits):
+            costs, peak = measured(task)
+            cost = costs.graph.total_cost
+        task = with_budget(task, peak)
+        return cls(task, peak, cost, rewrites(request.scratch), SlicePlanner(task))
 
     @property
     def step(self) -> Step:
@@ -88,21 +92,14 @@ class Rewriting:
             budget = task.budget_bytes
         if budget is not None:
             options = replace(options, budget=budget)
-        request = replace(task.request, options=options)
-        with request.showing() as progress:
-            clock = Clock(progress)
-            task = PlanTask.of(  # for what is in use now
-                request,
-                task.traced,
-                task.specs,
-                clock,
-                task.batch or (),
-                released_bytes=task.released_bytes,
-                budget_bytes=task.budget_bytes,
-            )
-            planned = (store.stored_plan(task) if file else None) or new_plan(task)
-        report = replace(planned.report, seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
-        return replace(planned, report=report)
+        return planned_alone(
+            replace(task.request, options=options),
+            task.traced,
+            task.specs,
+            task.batch or (),
+            released_bytes=task.released_bytes,
+            budget_bytes=task.budget_bytes,
+        )
 
     def at(self, slices: Slices, file: Any = None, names: Sequence[str] = ()) -> Planned:
         """The step in these slices, by the first rewrite that applies; with a file, under the plan
@@ -111,8 +108,8 @@ class Rewriting:
             return self.unsplit(file)
         name, why_not = self.task.request.name, ""
         auto = self.task.request.options.micro_batches == "auto" and not names
-        for rewrite in self.rewrites:
-            if (names and rewrite.name not in names) or (auto and rewrite not in self.exact):
+        for rewrite in exact(self.rewrites) if auto else self.rewrites:
+            if names and rewrite.name not in names:
                 continue
             try:
                 step = rewrite.apply(self.step, slices.size)
@@ -155,16 +152,16 @@ class Rewriting:
             )
         if is_share(request.options.budget):
             self.task = self.task.within(request.resolve(found.plain_bytes + other, other))
-            self.pieces = PiecePlanner(self.task)
+            self.slices = SlicePlanner(self.task)
         return self.at(slices, named, [found.rewrite])
 
     def _planned(self, step: Step, file: Any = None) -> Planned:
-        return joined(self.task, step, self.pieces.plan(step, file), self.plain)
+        return self.slices.plan(step, self.plain_peak_bytes, self.plain_cost, file)
 
     def _cheapest(self) -> Planned:
         """The step with the cheapest plan found; raises a refusal if there is none."""
-        search = Search(self._bound, self._plan, self.plain.cost or 0.0, TUNING.worth_share)
-        best = search.run(self.step, self.exact)
+        search = Search(self._bound, self._plan, self.plain_cost or 0.0, TUNING.worth_share)
+        best = search.run(self.step, exact(self.rewrites))
         tried = tuple(
             TriedSlices(each.step.slices.count, each.bound, each.cost) for each in search.tried
         )
@@ -176,17 +173,17 @@ class Rewriting:
             self._plan(step)
         made = self._made if step is not None else None
         planned = made[1] if made else self._unchanged_or_refused(why_not)
-        report = planned.report
-        if why_not and report.micro_batches is None:
-            report = replace(report, notes=(*report.notes, NOT_SPLIT.format(why_not)))
-        return replace(planned, report=replace(report, tried_slices=tried))
+        notes = planned.report.notes
+        if why_not and planned.report.micro_batches is None:
+            notes = (*notes, NOT_SPLIT.format(why_not))
+        return planned.reporting(notes=notes, tried_slices=tried)
 
     def _bound(self, step: Step) -> float | None:
         if step.in_slices:
-            return self.pieces.bound(step)
+            return self.slices.bound(step)
         if step.floor_bytes > self.task.budget_bytes:
             return None
-        return self.plain.cost or 0.0
+        return self.plain_cost or 0.0
 
     def _plan(self, step: Step) -> tuple[None, float, float] | None:
         """Plans a step; None where it is refused."""
@@ -238,15 +235,14 @@ SMALLER_DO_NOT_FIT = (
 )
 
 
-def _with_figures(task: PlanTask, *, measures: bool) -> tuple[PlanTask, PlainFigures]:
-    other = task.other_bytes
-    peak, cost = replay(task.traced.graph, task.traced.plain_plan()).peak_bytes + other, None
-    free = free_or_none(devices.training_device())
-    fits = free is not None and peak <= free
-    if measures and (is_share(task.request.options.budget) or fits):
-        costs, peak = measured(task)
-        cost = costs.graph.total_cost
-    return with_budget(task, peak), PlainFigures(peak, peak - other, cost)
+def rewrites(scratch: Scratch) -> list[Rewrite]:
+    """The ways to write a step otherwise, in the order of the table."""
+    return [make(scratch) for make in REWRITES.values()]
+
+
+def exact(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
+    """Those that leave the numbers as they are."""
+    return [each for each in rewrites if each.promise > Equal.STATISTICS]
 
 
 def _needed_bytes(refusal: Refused) -> float:

@@ -12,7 +12,6 @@ from checkmate.tf2.memory.budget import (
     MORE_BATCHES,
     RESERVES,
     MemoryBudget,
-    StartState,
     ahead,
     argument_bytes,
     bytes_ahead,
@@ -77,8 +76,14 @@ def test_the_kinds_of_bytes_of_a_step(tensorflow):
     in_use = devices.bytes_in_use(devices.training_device())
 
     def of(has_batch=False, released_bytes=0, next_batches=0):
-        start = StartState(in_use, has_batch, released_bytes)
-        return MemoryBudget.of(traced, 64 * MIB, start, next_batches=next_batches)
+        return MemoryBudget.of(
+            traced,
+            64 * MIB,
+            in_use,
+            has_batch=has_batch,
+            released_bytes=released_bytes,
+            next_batches=next_batches,
+        )
 
     memory = of()
     assert memory.resident_bytes == memory.start_bytes == in_use + 4 * MIB, "the batch comes to it"

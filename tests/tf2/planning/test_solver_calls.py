@@ -12,8 +12,8 @@ from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.baselines.chen import CheckpointAll
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.plan_search import SolverCalls
 from checkmate.tf2.planning.request import Clock
-from checkmate.tf2.planning.solver_calls import SolverCalls
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

@@ -105,14 +105,14 @@ def kept_on(step):
         return None
     return [
         sorted({variable.device.rpartition("device:")[2] for variable in each.kept})
-        for each in (run.in_slices, *run.pieces.others)
+        for each in (run.in_slices, *run.others)
     ]
 
 
 def shared(step):
     """How many variables of the second replica all sizes of a batch have in common."""
     runs = [each.planned.run for each in step.steps]
-    kept = [{id(each) for each in r.pieces.others[0].kept} for r in runs if hasattr(r, "pieces")]
+    kept = [{id(each) for each in r.others[0].kept} for r in runs if hasattr(r, "others")]
     return len(set.intersection(*kept)) if kept else 0
 
 
