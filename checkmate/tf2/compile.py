@@ -93,31 +93,11 @@ def compile(
     return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))
 
 
-class PlannedStep(Generic[Result]):
-    """A training step under a memory budget. Call it like the step it was made from.
+class StepFigures:
+    """The figures of a planned step: of its largest batch, and of the first kind of call."""
 
-    A batch smaller than the planned one runs too, under the same plan or, where its graph differs,
-    one made for it. A larger one is refused. `compile` makes it.
-
-    Args:
-      request: The step and what is asked for it.
-      specs: The nest of specs of its arguments.
-      batch: Flattened values of these specs that are in memory, where there are any.
-
-    Examples:
-      >>> step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="60%")
-      >>> step.plan.recomputed, step.result.overhead, step.budget_bytes
-      >>> print(step.report())
-    """
-
-    def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
-        self._planner, self._specs = Planner(request), specs
-        self._flat_specs = tf.nest.flatten(specs)
-        check_exact(specs)
-        self._name = request.name
-        planned = self._planner.plan(specs, batch=batch)
-        self._main = RunningStep(planned, self.budget_bytes, self._name)
-        self._by_shape = {_shapes(self._flat_specs): self._main}
+    _name: str
+    _main: RunningStep
 
     @property
     def planned(self) -> Planned:
@@ -142,7 +122,7 @@ class PlannedStep(Generic[Result]):
     @property
     def budget_bytes(self) -> int:
         """The budget in bytes."""
-        return self._planner.budget_bytes
+        return self._main.budget_bytes
 
     def report(self) -> Report:
         """The budget, the plan and its cost; print it. Peaks are predicted until steps have run,
@@ -166,6 +146,35 @@ class PlannedStep(Generic[Result]):
         """
         save(path, self.planned)
 
+    def _ipython_display_(self) -> None:
+        self.report()._ipython_display_()
+
+
+class PlannedStep(StepFigures, Generic[Result]):
+    """A training step under a memory budget. Call it like the step it was made from.
+
+    A batch smaller than the planned one runs too, under the same plan or, where its graph differs,
+    one made for it. A larger one is refused. `compile` makes it.
+
+    Args:
+      request: The step and what is asked for it.
+      specs: The nest of specs of its arguments.
+      batch: Flattened values of these specs that are in memory, where there are any.
+
+    Examples:
+      >>> step = checkmate.tf2.compile(model, "mse", "adam", images, labels, budget="60%")
+      >>> step.plan.recomputed, step.result.overhead, step.budget_bytes
+      >>> print(step.report())
+    """
+
+    def __init__(self, request: PlanRequest, specs: tuple[Any, ...], batch: Sequence[Any] = ()):
+        self._planner, self._specs = Planner(request), specs
+        self._flat_specs = tf.nest.flatten(specs)
+        check_exact(specs)
+        self._name = request.name
+        self._main = self._in_training(self._planner.plan(specs, batch=batch))
+        self._by_shape = {_shapes(self._flat_specs): self._main}
+
     @property
     def kept_at(self) -> Path | None:
         """Where the plan lies in the folder that was given as `plan`; None without a folder."""
@@ -173,9 +182,6 @@ class PlannedStep(Generic[Result]):
 
     def __repr__(self) -> str:
         return f"<PlannedStep of {self._name!r}: {self.report().in_a_line()}>"
-
-    def _ipython_display_(self) -> None:
-        self.report()._ipython_display_()
 
     def __call__(self, *batch: Any) -> Result:
         """Runs one step.
@@ -216,8 +222,7 @@ class PlannedStep(Generic[Result]):
         found = self._by_shape.get(_shapes(flat))
         if found is None:
             planned = self._planner.plan(self._smaller(flat), like=self.planned, batch=flat)
-            found = RunningStep(planned, self.budget_bytes, self._name)
-            self._by_shape[_shapes(flat)] = found
+            found = self._by_shape[_shapes(flat)] = self._in_training(planned)
         return found
 
     def _anew(self, running: RunningStep, flat: list[tf.Tensor], reason: Reason) -> RunningStep:
@@ -233,9 +238,12 @@ class PlannedStep(Generic[Result]):
         if planned is self.planned:
             running.is_final = True
             return running
-        self._main = RunningStep(planned, self.budget_bytes, self._name)
+        self._main = self._in_training(planned)
         self._by_shape = {_shapes(self._flat_specs): self._main}
         return self._running(flat)
+
+    def _in_training(self, planned: Planned) -> RunningStep:
+        return RunningStep(planned, self._planner.budget_bytes, self._name)
 
     def _flatten(self, batch: tuple[Any, ...]) -> list[tf.Tensor]:
         try:

@@ -23,7 +23,7 @@ from checkmate.tf2.max_batch import (
     TWO_BATCHES,
     BatchSearch,
     GraphGrowth,
-    largest_near,
+    largest_fitting,
     sized,
 )
 from checkmate.tf2.options import PlanKeywords, PlanOptions
@@ -347,7 +347,8 @@ def _largest_lengths(
 
         known //= unit
         guess = max(size // unit, known)
-        return unit * largest_near(fits_at, guess, LARGEST // unit, known=known, share=LENGTH_SHARE)
+        most = LARGEST // unit
+        return unit * largest_fitting(fits_at, most, known=known, guess=guess, share=LENGTH_SHARE)
 
     plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
     return plain, search(lambda specs: bool(_at(request, specs, profile)), plain)

@@ -50,21 +50,20 @@ QUICK = 0.5
 
 
 def largest_fitting(
-    fits: Callable[[int], bool], largest: int, *, known: int = 0, share: float = HUNDREDTH
+    fits: Callable[[int], bool],
+    largest: int,
+    *,
+    known: int = 0,
+    guess: int | None = None,
+    share: float = HUNDREDTH,
 ) -> int:
     """The largest number up to `largest` that fits, to about a share of it, if fitting is
-    monotonic; `known` fits or is 0."""
-    low, high = known, max(1, 2 * known)
-    while high <= largest and fits(high):
-        low, high = high, 2 * high
-    return _bisected(fits, low, min(high, largest + 1), share)
-
-
-def largest_near(
-    fits: Callable[[int], bool], guess: int, largest: int, *, known: int, share: float = HUNDREDTH
-) -> int:
-    """As `largest_fitting`, with few calls of `fits` where the answer is near a guess."""
-    step = max(1, guess // 64)
+    monotonic; `known` fits or is 0. With a guess near the answer, few calls of `fits` are
+    needed."""
+    step = max(1, 2 * known if guess is None else guess // 64)
+    guess = min(largest, max(1, 2 * known) if guess is None else guess)
+    if known >= largest:
+        return known
     if fits(guess):
         low, high = guess, guess + step
         while high <= largest and fits(high):
@@ -398,7 +397,7 @@ class BatchSearch:
                 break
             self._growth, before = growth, batch
             plain = largest_fitting(self._plain_fits, largest)
-            batch = largest_near(self._fits, before, largest, known=plain)
+            batch = largest_fitting(self._fits, largest, known=plain, guess=before)
             if abs(batch - before) <= max(1, int(before * TWENTIETH)):
                 break
         return plain, batch
@@ -417,8 +416,8 @@ class BatchSearch:
         most = largest // times
         if not whole or not most:
             return 0
-        return times * largest_near(
-            lambda size: fits(times * size), min(whole, most), most, known=0, share=TENTH
+        return times * largest_fitting(
+            lambda size: fits(times * size), most, guess=whole, share=TENTH
         )
 
     def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:

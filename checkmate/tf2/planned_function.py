@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import html
 import logging
-import os
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, overload
 
 import tensorflow as tf
 
-from checkmate.core.graph import DFGraph
-from checkmate.core.plan import Plan
 from checkmate.errors import PlanError, TraceError
 from checkmate.plot.picture import show_in_notebook
-from checkmate.solvers.result import SolveResult
 from checkmate.tf2.call import Call, converted, python_state, tell_changes
-from checkmate.tf2.compile import PlannedStep, Result
+from checkmate.tf2.compile import PlannedStep, Result, StepFigures
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest
-from checkmate.tf2.report import Report
+from checkmate.tf2.planning.running import RunningStep
 
 log = logging.getLogger("checkmate")
 
@@ -32,7 +28,7 @@ MANY_PLANS = 5
 """How many kinds of calls are planned before a warning says that there are many."""
 
 
-class PlannedFunction(Generic[Arguments, Result]):
+class PlannedFunction(StepFigures, Generic[Arguments, Result]):
     """A step under a budget, with a plan for each kind of call that came. Its figures are those of
     the first kind.
 
@@ -127,26 +123,6 @@ class PlannedFunction(Generic[Arguments, Result]):
         return self._planned(call).planned_for(*call.tensors)
 
     @property
-    def plan(self) -> Plan:
-        """The `Plan` for the first kind of call."""
-        return self._first.plan
-
-    @property
-    def result(self) -> SolveResult | None:
-        """The solver's answer for it, or None when that step runs unchanged."""
-        return self._first.result
-
-    @property
-    def graph(self) -> DFGraph:
-        """The `DFGraph` of it, with measured costs."""
-        return self._first.graph
-
-    @property
-    def budget_bytes(self) -> int:
-        """The budget in bytes."""
-        return self._first.budget_bytes
-
-    @property
     def kinds(self) -> int:
         """How many kinds of calls have a plan."""
         return len(self._steps)
@@ -156,28 +132,13 @@ class PlannedFunction(Generic[Arguments, Result]):
         """The planned step for each kind of call that came, in order."""
         return tuple(self._steps.values())
 
-    def report(self) -> Report:
-        """The budget, the plan and its cost, for the first kind of call; print it."""
-        return self._first.report()
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan for the first kind of call as a file, for `plan=path` of another run.
-
-        Args:
-          path: The file, whose name ends in .json.
-
-        Raises:
-          PlanFileError: The file cannot be written.
-        """
-        self._first.save(path)
-
     def __repr__(self) -> str:
         kinds = ", ".join(map(repr, self.steps)) or "not called yet"
         return f"<PlannedFunction of {self._name!r}: {kinds}>"
 
     def _ipython_display_(self) -> None:
         if self._steps:
-            self._first._ipython_display_()
+            super()._ipython_display_()
         else:
             show_in_notebook(
                 f"<p>{html.escape(repr(self._name))} has no plan yet: it is planned when it is"
@@ -186,13 +147,13 @@ class PlannedFunction(Generic[Arguments, Result]):
             )
 
     @property
-    def _first(self) -> PlannedStep:
+    def _main(self) -> RunningStep:  # type: ignore[override]
         if not self._steps:
             raise PlanError(
                 f"{self._name!r} has no plan yet: it is planned when it is first called, or by"
                 " plan_for(specs)."
             )
-        return self.steps[0]
+        return self.steps[0]._main
 
     def _planned(self, call: Call) -> PlannedStep:
         key = call.kind

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from checkmate import plot
 from checkmate.core.graph import DFGraph
 from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
@@ -71,18 +72,16 @@ class Report:
       memory: What the budget is spent on.
       plain_peak_bytes: Predicted peak of the step as it was written, of which "60%" is a share.
       predicted_peak_bytes: The peak by the allocator's count that is expected in training, with
-        batches that lie elsewhere each time; None where it was not predicted.
+        batches that lie elsewhere each time.
       measured_peak_bytes: The highest peak of the steps that ran, by the allocator's count; None
         before the first, and where the allocator does not report.
       result: The solver's judged answer, or None where the step runs unchanged.
-      ops: Ops of the planned graph.
       tensorflow_ops: TensorFlow ops of the step that is planned: what the graph optimizer leaves of
         those that were traced.
       seconds: Phase -> how long it took.
       notes: Cautions, as sentences.
-      graph: The graph of the step; that of `result` by default.
-      plain_plan: The plan of the step as it was written; by default every op once, in the order of
-        the graph.
+      graph: The graph of the step.
+      plain_plan: The plan of the step as it was written.
       steps: How many steps ran under this plan.
       step_seconds: The shortest time of one of them but the first; None where it is not known.
       cpu_seconds: The same of all CPU cores together.
@@ -103,15 +102,14 @@ class Report:
     name: str
     memory: MemoryBudget
     plain_peak_bytes: int
+    predicted_peak_bytes: int
     result: SolveResult | None
-    ops: int
+    graph: DFGraph = field(repr=False)
+    plain_plan: Plan = field(repr=False)
     tensorflow_ops: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
-    predicted_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None
-    graph: DFGraph | None = field(default=None, repr=False)
-    plain_plan: Plan | None = field(default=None, repr=False)
     steps: int = 0
     step_seconds: float | None = None
     cpu_seconds: dict[str, float] = field(default_factory=dict)
@@ -121,9 +119,10 @@ class Report:
     examples: int | None = None
     origin: str = ""
 
-    def __post_init__(self) -> None:
-        if self.graph is None and self.result is not None:
-            object.__setattr__(self, "graph", self.result.graph)
+    @property
+    def ops(self) -> int:
+        """Ops of the planned graph."""
+        return len(self.graph)
 
     @property
     def budget_bytes(self) -> int:
@@ -154,13 +153,13 @@ class Report:
 
     @property
     def expected_peak_bytes(self) -> int:
-        """The peak that the allocator will show: predicted, else measured, else the judge's."""
-        return self.predicted_peak_bytes or self.measured_peak_bytes or self.peak_bytes
+        """The peak that the allocator will show: `predicted_peak_bytes`."""
+        return self.predicted_peak_bytes
 
     @property
     def lasts_to_bytes(self) -> int:
         """The smallest budget that this plan fits: its predicted peak, or its measured one."""
-        return max(self.measured_peak_bytes or 0, self.predicted_peak_bytes or self.peak_bytes)
+        return max(self.measured_peak_bytes or 0, self.predicted_peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -173,7 +172,7 @@ class Report:
     def sentence(self) -> str:
         """The report in one sentence."""
         source = "measured" if self.measured_peak_bytes else "predicted"
-        peak = format_bytes(self.measured_peak_bytes or self.expected_peak_bytes)
+        peak = format_bytes(self.measured_peak_bytes or self.predicted_peak_bytes)
         if self.result is None and self.micro_batches is None:
             return (
                 f"{self.name!r} runs unchanged, in {peak} ({source}) of the"
@@ -200,7 +199,7 @@ class Report:
 
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
-        used, allowed = map(format_bytes, (self.expected_peak_bytes, self.budget_bytes))
+        used, allowed = map(format_bytes, (self.predicted_peak_bytes, self.budget_bytes))
         facts = [f"predicted {used} of {allowed}"]
         if self.micro_batches:
             facts.insert(0, f"in {self.micro_batches.count} micro-batches")
@@ -217,7 +216,7 @@ class Report:
     def layers(self) -> list[LayerUse]:
         """The layers that the plan saves memory on or spends time on, most bytes first; empty
         without a plan."""
-        if self.graph is None or self.result is None or self.result.plan is None:
+        if self.result is None or self.result.plan is None:
             return []
         found = layers(self.graph, self.result.plan, plain=self.plain_plan)
         return sorted(
@@ -237,19 +236,18 @@ class Report:
                 f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes"
                 " another one, and more time."
             )
-        if self.graph is not None:
-            found.append(
-                f"Below {format_bytes(floor(self.graph).bytes + other)} no plan"
-                f"{' of such a slice' if self.micro_batches else ''} exists, because of"
-                f" {_binding_layer(self.graph)}."
-            )
+        found.append(
+            f"Below {format_bytes(floor(self.graph).bytes + other)} no plan"
+            f"{' of such a slice' if self.micro_batches else ''} exists, because of"
+            f" {_binding_layer(self.graph)}."
+        )
         return found
 
     def advice(self) -> list[str]:
         """Advice for a smaller or a faster step, as sentences."""
         if self.result is None and self.micro_batches:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
-        if self.result is None or self.graph is None:
+        if self.result is None:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
         lowest = floor(self.graph).bytes + self.memory.other_bytes
         found, gap = [], self.result.gap or 0.0
@@ -285,18 +283,7 @@ class Report:
         Args:
           path: A file that the page is written to as well, to be opened.
         """
-        text = self._page()
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
-    def _page(self) -> str:
-        if self.graph is None:
-            title = f"<title>{html_text(self.name)}</title>"
-            return f"<!doctype html><meta charset='utf-8'>{title}{self._table()}"
-        from checkmate.plot import page
-
-        return page(
+        text = plot.page(
             self.graph,
             self.result.plan if self.result else None,
             budget_bytes=self.budget_bytes,
@@ -306,18 +293,15 @@ class Report:
             lead=self.sentence(),
             facts=[*self.facts(), *self._sentences()],
         )
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
-    def picture(self) -> Picture | None:
-        """Returns the memory over the step, plain and as it runs now; None where the graph is not
-        known."""
-        if self.graph is None:
-            return None
-        from checkmate.plot import memory
-
-        plan = self.result.plan if self.result else None
-        return memory(
+    def picture(self) -> Picture:
+        """Returns the memory over the step, plain and as it runs now."""
+        return plot.memory(
             self.graph,
-            plan,
+            self.result.plan if self.result else None,
             budget_bytes=self.budget_bytes,
             plain=self.plain_plan,
             allocated=self._allocated(),
@@ -326,10 +310,9 @@ class Report:
     def _allocated(self) -> Allocated:
         """The predicted peaks, for pictures."""
         other, micro = self.memory.other_bytes, self.micro_batches
-        planned = self.predicted_peak_bytes or self.peak_bytes + other
         if micro is None:
-            return Allocated(other, self.plain_peak_bytes, planned)
-        return Allocated(other, micro.peak_bytes, planned, part="slice")
+            return Allocated(other, self.plain_peak_bytes, self.predicted_peak_bytes)
+        return Allocated(other, micro.peak_bytes, self.predicted_peak_bytes, part="slice")
 
     def _ipython_display_(self) -> None:
         show_in_notebook(self._table(), self.picture())
@@ -398,9 +381,7 @@ class Report:
         measured."""
         memory = self.memory
         asked = self.peak_bytes + (memory.other_bytes if self.result else 0)
-        peak = self.predicted_peak_bytes or self.measured_peak_bytes or asked
-        overhead = max(0, peak - asked)
-        source = "predicted" if self.predicted_peak_bytes else "measured"
+        overhead = format_bytes(max(0, self.predicted_peak_bytes - asked))
         others = format_bytes(memory.other_bytes - memory.next_batch_bytes)
         budget, resident = format_bytes(self.budget_bytes), format_bytes(memory.resident_bytes)
         if memory.device_limit_bytes:
@@ -420,13 +401,13 @@ class Report:
             *rows,
             ("fixed, of the step", f"{own}: results, constants, small values"),
             ("activations", f"{activations} at the peak, predicted, with gradients and workspaces"),
-            ("allocator overhead", f"{format_bytes(overhead)}, {source}: rounding and holes"),
-            ("unused", format_bytes(max(0, self.budget_bytes - self.expected_peak_bytes))),
+            ("allocator overhead", f"{overhead}, predicted: rounding and holes"),
+            ("unused", format_bytes(max(0, self.budget_bytes - self.predicted_peak_bytes))),
             *self._peaks(),
         ]
 
     def _peaks(self) -> list[tuple[str, str]]:
-        predicted = format_bytes(self.predicted_peak_bytes or self.peak_bytes)
+        predicted = format_bytes(self.predicted_peak_bytes)
         plain = f"{format_bytes(self.plain_peak_bytes)} predicted"
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         measured = f"{steps} ran" if self.steps else "no step ran yet"
@@ -434,7 +415,7 @@ class Report:
             measured = f"{format_bytes(self.measured_peak_bytes)} measured in {steps}"
         if self.result is None and self.micro_batches is None:
             return [("plain peak", f"{plain}; {measured}")]
-        share = self.expected_peak_bytes / self.plain_peak_bytes
+        share = self.predicted_peak_bytes / self.plain_peak_bytes
         return [
             ("planned peak", f"{predicted} predicted, {share:.0%} of plain; {measured}"),
             ("plain peak", plain),

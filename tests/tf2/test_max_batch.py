@@ -13,7 +13,7 @@ from training import compiled
 import checkmate
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.roofline import roofline
-from checkmate.tf2.max_batch import GraphGrowth, largest_fitting, largest_near
+from checkmate.tf2.max_batch import GraphGrowth, largest_fitting
 
 MIB = 2**20
 pytestmark = pytest.mark.usefixtures("tensorflow")
@@ -122,7 +122,7 @@ def test_bisection_from_a_guess(most, guess, known):
         return batch <= most
 
     if known <= most and known <= guess:
-        assert largest_near(fits, guess, 100, known=known) == most
+        assert largest_fitting(fits, 100, known=known, guess=guess) == most
         assert len(asked) <= 15 and max(asked) <= 100
     if guess == most == 7:
         assert asked == [7, 8]

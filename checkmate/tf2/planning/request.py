@@ -246,7 +246,6 @@ class PlanTask:
             "memory": self.memory,
             "plain_peak_bytes": plain_peak_bytes,
             "result": None,
-            "ops": len(graph),
             "tensorflow_ops": len(self.traced.flat.graph.get_operations()),
             "seconds": {},
             "notes": self.traced.notes,

@@ -56,7 +56,7 @@ class RunningStep:
     """
 
     def __init__(self, planned: Planned, budget_bytes: int, name: str):
-        self.planned, self._budget, self._name = planned, budget_bytes, name
+        self.planned, self.budget_bytes, self._name = planned, budget_bytes, name
         self.steps = self.peak_bytes = self.rise_bytes = 0
         self.seconds: float | None = None
         self.is_final = False
@@ -83,7 +83,7 @@ class RunningStep:
             return self._timed(run, flat)
         before, highest = self._counts()
         constants = 0 if self.steps else self._constant_bytes
-        if highest > self._budget:  # reached by something else: a step's peak would not be seen
+        if highest > self.budget_bytes:  # by something else: a step's peak would not be seen
             devices.forget_peak(self._device)
             highest = before
         result = self._timed(run, flat)
@@ -91,8 +91,8 @@ class RunningStep:
         if peak > highest or not self.peak_bytes:
             self.peak_bytes = max(self.peak_bytes, peak)
             self.rise_bytes = max(self.rise_bytes, peak - before - constants)
-        if peak > self._budget and not self.is_final and (self.steps > 1 or not self._tries):
-            more, budget = format_bytes(peak - self._budget), format_bytes(self._budget)
+        if peak > self.budget_bytes and not self.is_final and (self.steps > 1 or not self._tries):
+            more, budget = format_bytes(peak - self.budget_bytes), format_bytes(self.budget_bytes)
             why = f"Step {self.steps} of {self._name!r} took {format_bytes(peak)},"
             why += f" {more} more than the budget of {budget}."
             correction = max(self.correction, LEAST_CORRECTION)
@@ -109,7 +109,7 @@ class RunningStep:
             reason, self._above = self._above, None
             return reason
         if excess := self._excess_bytes():
-            more, budget = format_bytes(excess), format_bytes(self._budget)
+            more, budget = format_bytes(excess), format_bytes(self.budget_bytes)
             why = f"{self._name!r} may take {more} more than the budget of {budget}"
             words = f"{more} too much with what is in use now"
             return Reason(f"{why} with what is in use now.", words, max(self.correction, 1.0))
@@ -133,11 +133,11 @@ class RunningStep:
         rise = self.rise_bytes or self.planned.rise_bytes
         if not self._reports or not rise:
             return 0
-        if self._counts()[0] + rise <= self._budget:
+        if self._counts()[0] + rise <= self.budget_bytes:
             return 0
         gc.collect()  # what is in reference cycles is in use only until it is collected
         devices.synchronize()
-        return max(0, self._counts()[0] + rise - self._budget)
+        return max(0, self._counts()[0] + rise - self.budget_bytes)
 
     @property
     def correction(self) -> float:
@@ -186,6 +186,6 @@ class RunningStep:
                 error.node_def,
                 error.op,
                 f"{error.message}\n{self._name!r} ran out of memory within the budget of"
-                f" {format_bytes(self._budget)}, in a step that cannot be undone.{said} Restore a"
-                f" checkpoint, and {cure}.",
+                f" {format_bytes(self.budget_bytes)}, in a step that cannot be undone.{said}"
+                f" Restore a checkpoint, and {cure}.",
             ) from error

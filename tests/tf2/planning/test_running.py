@@ -127,7 +127,7 @@ def test_a_step_above_the_budget_is_said_and_the_next_runs_lower(predicted, capl
     assert same.plan == step.plan
     less = same.report().measured_peak_bytes - 4 * 2**20
     del same
-    step._planner.budget_bytes = step._main._budget = less  # a step takes more than that
+    step._planner.budget_bytes = step._main.budget_bytes = less  # a step takes more than that
     with caplog.at_level(logging.WARNING, "checkmate"):
         step(chain.x)
     assert "Step 1 of" in caplog.text and "more than the budget" in caplog.text
@@ -147,7 +147,7 @@ def test_a_step_that_has_drawn_from_its_kernels_state_keeps_its_plan(caplog):
     step = chain.planned("70%")
     first = step.planned
     ours = [step(chain.x).numpy()]
-    step._main._budget = 2**20  # each step takes more than that
+    step._main.budget_bytes = 2**20  # each step takes more than that
     with caplog.at_level(logging.WARNING, "checkmate"):
         ours += [step(chain.x).numpy() for _ in range(3)]
     tf.random.set_seed(1)
