@@ -131,7 +131,7 @@ def _devices() -> Iterator[Finding]:
     with quietly():
         from checkmate.demo.memory_limits import memory_limits
         from checkmate.tf2 import device as devices
-        from checkmate.tf2.memory.available import free_bytes
+        from checkmate.tf2.memory.budget import free_bytes
 
         backend = devices.keras_backend()
     if backend != "tensorflow":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 ALLOCATOR = "the allocator"
 CAP = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -33,14 +33,14 @@ def memory_limits(device: str) -> list[Limit]:
         total, free = _machine_bytes()
         found += [(devices.cap_bytes(device), CAP)]
         # A container without a limit has one that is larger than any machine.
-        found += [(each, CONTAINER) for each in available.container_limits() if each < total]
+        found += [(each, CONTAINER) for each in budgets.container_limits() if each < total]
         found += [(free, MACHINE)]
     return [Limit(size, by) for size, by in found if size is not None]
 
 
 def _allocator_bytes(device: str) -> int | None:
     try:
-        return available.pool_limit_bytes(device)
+        return budgets.pool_limit_bytes(device)
     except CheckmateError:  # another profile is being taken
         return None
 
@@ -48,7 +48,7 @@ def _allocator_bytes(device: str) -> int | None:
 def _driver_bytes(device: str) -> int | None:
     """The driver's limit of a pool that grows; any other has taken all that it may."""
     try:
-        return available.driver_limit_bytes(device) if gpus.grows(device) else None
+        return budgets.driver_limit_bytes(device) if gpus.grows(device) else None
     except DriverUnavailableError:
         return None
 

@@ -29,7 +29,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.graph.trace import TracedStep, analyse, same_graph
-from checkmate.tf2.memory.available import auto_budget
+from checkmate.tf2.memory.budget import auto_budget
 from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planned_function import PlannedFunction

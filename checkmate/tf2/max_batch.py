@@ -25,12 +25,12 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.costs.measured import CostModel, Measurement, profile, with_costs
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.memory.available import auto_budget
 from checkmate.tf2.memory.budget import (
     BATCHES_MADE,
     RESERVES,
     ahead,
     argument_bytes,
+    auto_budget,
     other_bytes_in_use,
 )
 from checkmate.tf2.options import PlanKeywords, PlanOptions, is_count

@@ -27,8 +27,7 @@ from checkmate.tf2.fits import Fits, step_fits
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.keras2 import EveryKerasCallback
-from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.budget import argument_bytes
+from checkmate.tf2.memory.budget import argument_bytes, auto_budget
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.rewrites.slices import Slices
 from checkmate.tf2.rewrites.step import Step, with_all_variables

@@ -8,7 +8,7 @@ from checkmate.demo.memory_limits import Limit
 from checkmate.errors import DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 MIB = 2**20
@@ -18,7 +18,7 @@ def test_a_cpu_has_those_of_machine_container_and_allocator(monkeypatch):
     total, _ = limits._machine_bytes()
     monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "300")
     # Of the second version of control groups, and of the first where there is no limit.
-    monkeypatch.setattr(available, "container_limits", lambda: [512 * MIB, 2**63 - 4096])
+    monkeypatch.setattr(budgets, "container_limits", lambda: [512 * MIB, 2**63 - 4096])
     found = limits.memory_limits("CPU:0")
     assert Limit(300 * MIB, limits.CAP) in found
     assert [each.bytes for each in found if each.by == limits.CONTAINER] == [512 * MIB]
@@ -76,5 +76,5 @@ def test_a_driver_that_cannot_be_asked_is_left_out(monkeypatch):
         raise DriverUnavailableError("the package nvidia-ml-py is not installed")
 
     monkeypatch.setattr(gpus, "grows", lambda device: True)
-    monkeypatch.setattr(available, "driver_limit_bytes", missing)
+    monkeypatch.setattr(budgets, "driver_limit_bytes", missing)
     assert limits._driver_bytes("GPU:0") is None

@@ -226,7 +226,8 @@ def golden(name):
     from checkmate.tf2 import trace
     from checkmate.tf2.costs.measured import costs_of
     from checkmate.tf2.execution.replay import Replayed
-    from checkmate.tf2.memory.prediction import Predictor, exact_bytes, log_of
+    from checkmate.tf2.graph.sizes import exact_bytes
+    from checkmate.tf2.memory.prediction import Predictor, log_of
     from checkmate.tf2.memory.probe import probe
     from checkmate.tf2.memory.profiler import observe
 

@@ -8,7 +8,7 @@ import checkmate
 from checkmate.demo.nets import NETS, net
 from checkmate.demo.training import measured, plain_step, planned_step
 from checkmate.tf2 import device as devices
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
@@ -56,7 +56,7 @@ def test_losses_of_twenty_steps_are_those_of_plain_steps(name):
 
 def test_the_budget_auto_is_most_of_what_is_free():
     device = devices.training_device()
-    budget, free = available.auto_budget(device), available.free_bytes(device)
+    budget, free = budgets.auto_budget(device), budgets.free_bytes(device)
     assert 0.8 * free <= budget <= free
     assert free > 256 * MIB
 

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import tensorflow as tf
 
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 GIB = 2**30
 
@@ -71,7 +71,7 @@ class Machine:
         self._patch = patch
         for name in ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR"):
             patch.delenv(name, raising=False)
-        patch.setattr(available, "_pool_limits", {})
+        patch.setattr(budgets, "_pool_limits", {})
 
     def driver(self, *gpus, parts=None):
         """Installs a driver with these GPUs, or none."""
@@ -99,7 +99,7 @@ class Machine:
     def pool(self, limit_bytes):
         """Has the allocator's events tell a limit, or none be seen."""
         events = () if limit_bytes is None else (SimpleNamespace(limit_bytes=limit_bytes),)
-        self.patch(available, "observe", lambda call: SimpleNamespace(events=events))
+        self.patch(budgets, "observe", lambda call: SimpleNamespace(events=events))
 
     def patch(self, where, name, instead):
         self._patch.setattr(where, name, instead)

@@ -17,8 +17,8 @@ from tracing import training
 
 import checkmate
 from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed
-from checkmate.tf2.execution.results import OutputBuffers
 
 SECOND = "CPU:1"
 RESOLVED = ("ReadVariableOp", "DisableCopyOnRead", "ResourceStridedSliceAssign")

@@ -20,7 +20,7 @@ from training import assert_equal, plain_step, state
 import checkmate
 from checkmate import DFGraph, Plan, replay
 from checkmate.tf2.execution.replay import Replayed
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 from checkmate.tf2.planning.plan_search import time_limit
 from checkmate.tf2.training_step import training_step
 
@@ -86,15 +86,15 @@ def test_a_budget_as_a_share_is_of_the_plain_steps_peak():
 @pytest.fixture
 def free(monkeypatch):
     """Sets how many bytes the device has free."""
-    return lambda count: monkeypatch.setattr(available, "free_bytes", lambda device: count)
+    return lambda count: monkeypatch.setattr(budgets, "free_bytes", lambda device: count)
 
 
 def test_auto_is_what_the_device_has_free(free):
-    there = available.free_bytes("CPU:0")
+    there = budgets.free_bytes("CPU:0")
     assert 0.5 * there < compiled(budget="auto").budget_bytes < there * 1.5
     free(10**9)
     step = compiled(budget="auto")
-    assert step.budget_bytes == int(10**9 * (1 - available.AUTO_RESERVE))
+    assert step.budget_bytes == int(10**9 * (1 - budgets.AUTO_RESERVE))
 
 
 def test_auto_never_stops_what_would_train_without_us(free):

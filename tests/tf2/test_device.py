@@ -9,14 +9,14 @@ import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 UNDER_A_CAP = """
 import tensorflow as tf
 from checkmate.tf2 import device as devices
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 
 mib = 2**20
 # The pool has grown by regions of about 2, 4 and 8 MiB.
@@ -25,8 +25,8 @@ room = devices.fetch_region("CPU:0", 64 * mib)
 assert 40 * mib <= room <= 55 * mib, room
 assert devices.bytes_in_use("CPU:0") <= 16 * mib
 there = tf.zeros([room], tf.uint8)  # in one piece
-assert available.auto_budget("CPU:0") == int(64 * mib * (1 - available.CAP_RESERVE))
-assert available.pool_limit_bytes("CPU:0") == 64 * mib  # by the profiler's events alone
+assert budgets.auto_budget("CPU:0") == int(64 * mib * (1 - budgets.CAP_RESERVE))
+assert budgets.pool_limit_bytes("CPU:0") == 64 * mib  # by the profiler's events alone
 """
 
 
@@ -53,12 +53,12 @@ def test_no_memory_of_a_gpu_is_fetched_ahead(machine):
 
 
 @pytest.mark.parametrize(
-    ("cap", "reserve"), [(None, available.AUTO_RESERVE), (10**9, available.CAP_RESERVE)]
+    ("cap", "reserve"), [(None, budgets.AUTO_RESERVE), (10**9, budgets.CAP_RESERVE)]
 )
 def test_an_automatic_budget_leaves_less_to_others_where_there_are_none(machine, cap, reserve):
-    machine.patch(available, "free_bytes", lambda device: 10**9)
+    machine.patch(budgets, "free_bytes", lambda device: 10**9)
     machine.patch(devices, "cap_bytes", lambda device: cap)
-    assert available.auto_budget("CPU:0") == int(10**9 * (1 - reserve))
+    assert budgets.auto_budget("CPU:0") == int(10**9 * (1 - reserve))
 
 
 def test_the_installed_tensorflow_tells_whether_ops_are_deterministic():

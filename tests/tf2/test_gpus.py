@@ -9,7 +9,7 @@ from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
 from checkmate.tf2 import gpus
 from checkmate.tf2.eager import context
-from checkmate.tf2.memory import available
+from checkmate.tf2.memory import budget as budgets
 from checkmate.tf2.memory.probe import probe
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
@@ -72,8 +72,8 @@ def test_by_default_the_pool_s_limit_is_what_there_is_and_no_driver_is_asked(mac
     machine.driver()
     machine.sees(current=7 * GIB, peak=9 * GIB)
     machine.pool(40 * GIB)
-    assert available.free_bytes("GPU:0") == 40 * GIB
-    assert available.auto_budget("GPU:0") == int(40 * GIB * (1 - available.CAP_RESERVE))
+    assert budgets.free_bytes("GPU:0") == 40 * GIB
+    assert budgets.auto_budget("GPU:0") == int(40 * GIB * (1 - budgets.CAP_RESERVE))
 
 
 @pytest.mark.parametrize(("size", "there"), [(40, 22), (21, 21), (None, 22)])
@@ -82,8 +82,8 @@ def test_with_growth_other_processes_may_take_what_the_pool_has_not(machine, siz
     machine.driver(FIRST, SECOND)
     machine.sees(first=1, growth=size is not None, current=GIB, peak=2 * GIB)
     machine.pool(size and size * GIB)
-    assert available.free_bytes("GPU:0") == there * GIB
-    assert available.auto_budget("GPU:0") == int(there * GIB * (1 - available.AUTO_RESERVE))
+    assert budgets.free_bytes("GPU:0") == there * GIB
+    assert budgets.auto_budget("GPU:0") == int(there * GIB * (1 - budgets.AUTO_RESERVE))
 
 
 def test_the_variable_that_tensorflow_reads_decides_about_growth(machine):
@@ -98,8 +98,8 @@ def test_where_the_driver_is_needed_and_missing_what_to_install_is_said(machine)
     machine.sees(growth=True)
     machine.pool(40 * GIB)
     with pytest.raises(DriverUnavailableError, match=r"pip install nvidia-ml-py.*in bytes"):
-        available.auto_budget("GPU:0")
-    assert available.free_or_none("GPU:0") is None
+        budgets.auto_budget("GPU:0")
+    assert budgets.free_or_none("GPU:0") is None
 
 
 def test_a_driver_that_fails_is_named(machine):
@@ -112,7 +112,7 @@ def test_a_driver_that_fails_is_named(machine):
 
     machine.patch(found, "nvmlInit", fails)
     with pytest.raises(CheckmateError, match="version mismatch"):
-        available.free_bytes("GPU:0")
+        budgets.free_bytes("GPU:0")
 
 
 def test_the_description_names_the_gpu_and_its_arithmetic(machine):

@@ -15,8 +15,8 @@ from keras_models import cnn
 from training import assert_equal, planned_function, tightest
 
 from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed
-from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.simplify import simplify
 from checkmate.tf2.graph.trace import trace

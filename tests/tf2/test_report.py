@@ -129,7 +129,7 @@ def test_the_printed_report():
     assert shown["plan"].startswith(
         f"{len(again)} of {len(GRAPH)} ops are recomputed, {sum(again.values())} evaluations more"
     )
-    assert f"{2**22 / PLAIN:.0%} of plain" in shown["planned peak"]
+    assert f"{found.peak_bytes / PLAIN:.0%} of plain" in shown["planned peak"]
     assert f"{found.result.overhead - 1:+.2%}" in shown["predicted cost"]
     assert "4.00 MiB measured in 3 steps" in shown["planned peak"]
     assert shown["step"] == "1.25 s, the shortest of 3"

@@ -30,7 +30,8 @@ from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
 from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.graph_writer import GraphWriter
-from checkmate.tf2.memory.prediction import exact_bytes, log_of, node_of
+from checkmate.tf2.graph.sizes import exact_bytes
+from checkmate.tf2.memory.prediction import log_of, node_of
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.ops.table import rule_of
 

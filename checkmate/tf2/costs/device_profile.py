@@ -25,7 +25,7 @@ from checkmate.tf2.costs.cache import CostCache, Entries, Measurement, measureme
 from checkmate.tf2.costs.measured import completed, profile, to_measure
 from checkmate.tf2.costs.roofline import NAMED, OTHER, Rates, rates_of, roofline
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.available import AUTO_RESERVE, free_bytes
+from checkmate.tf2.memory.budget import AUTO_RESERVE, free_bytes
 from checkmate.units import format_bytes, parse_bytes
 
 FORMAT, VERSION = "checkmate-device", 1

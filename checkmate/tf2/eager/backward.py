@@ -16,9 +16,8 @@ import tensorflow as tf
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.policy import EagerPolicy
-from checkmate.tf2.eager.references import References
 from checkmate.tf2.eager.storage import Cell, EagerCall
-from checkmate.tf2.eager.tensors import LazyTensor, Values
+from checkmate.tf2.eager.tensors import LazyTensor, References, Values
 
 
 class Program(Values, Protocol):

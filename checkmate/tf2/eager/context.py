@@ -18,7 +18,7 @@ from checkmate.tf2.eager.budget import EagerOptions
 from checkmate.tf2.eager.interception import Interception
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
-from checkmate.tf2.memory.available import auto_budget, free_bytes
+from checkmate.tf2.memory.budget import auto_budget, free_bytes
 from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
 
 _open: tuple[object, Interception] | None = None

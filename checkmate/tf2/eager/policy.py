@@ -19,8 +19,15 @@ from checkmate.dtr.neighbourhood import Classes, Own
 from checkmate.dtr.policy import Policy
 from checkmate.dtr.storage import Call, Storage, Tensor
 from checkmate.errors import ThrashingError
-from checkmate.tf2.eager.allocator import REFUSALS, Allocator, is_refusal
-from checkmate.tf2.eager.budget import Budget, EagerOptions, does_not_fit, thrashing
+from checkmate.tf2.eager.budget import (
+    REFUSALS,
+    Allocator,
+    Budget,
+    EagerOptions,
+    does_not_fit,
+    is_refusal,
+    thrashing,
+)
 from checkmate.tf2.eager.op_kinds import Needs
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage

@@ -18,16 +18,14 @@ from typing import Any
 
 from checkmate.dtr.storage import Storage
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.allocator import REFUSALS, Allocator
 from checkmate.tf2.eager.backward import Backward
-from checkmate.tf2.eager.budget import EagerOptions
+from checkmate.tf2.eager.budget import REFUSALS, Allocator, EagerOptions
 from checkmate.tf2.eager.op_kinds import Signature
 from checkmate.tf2.eager.op_memory import NeedsTable
 from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.recorder import Recorder
-from checkmate.tf2.eager.references import References
 from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, OpRequest, flat
-from checkmate.tf2.eager.tensors import Handle, LazyTensor
+from checkmate.tf2.eager.tensors import Handle, LazyTensor, References
 
 
 class EagerRuntime:

@@ -28,8 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate.core.plan import Compute, Plan
-from checkmate.tf2.execution.plan_writer import SCOPE, PlanWriter
-from checkmate.tf2.execution.results import OutputBuffers
+from checkmate.tf2.execution.plan_writer import SCOPE, OutputBuffers, PlanWriter
 from checkmate.tf2.execution.sequential import InOrder
 from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph.trace import TracedStep

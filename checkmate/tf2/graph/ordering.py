@@ -24,8 +24,7 @@ from itertools import accumulate
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.backward import in_backward_scope
-from checkmate.tf2.graph.flat_graph import FlatGraph
+from checkmate.tf2.graph.flat_graph import FlatGraph, in_backward_scope
 from checkmate.tf2.graph.fusing import Group, Pairs, fused, paired_gradients, values_of
 from checkmate.tf2.graph.operations import is_stateful, source_of
 from checkmate.tf2.ops.rule import Fusion

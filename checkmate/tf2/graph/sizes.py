@@ -13,6 +13,7 @@ import tensorflow as tf
 from checkmate.core.allocator import UNIT_BYTES, rounded_up
 from checkmate.tf2.graph.bodies import bodies_of, body_of
 from checkmate.tf2.graph.operations import (
+    can_be_copied,
     has_bodies,
     is_argument,
     is_loop,
@@ -171,6 +172,12 @@ def tensor_bytes(tensor: tf.Tensor) -> int | None:
     if count is None or tensor.dtype == tf.variant:
         return None
     return rounded_up(count * tensor.dtype.size)
+
+
+def exact_bytes(tensor: tf.Tensor) -> int:
+    """The bytes that an op requests for a tensor; 0 if its shape is not known."""
+    count = tensor.shape.num_elements()
+    return count * tensor.dtype.size if count and can_be_copied(tensor.dtype) else 0
 
 
 def known_bytes(tensors: Iterable[tf.Tensor]) -> int:

@@ -17,11 +17,11 @@ from checkmate.core.footprint import Footprint, Kind, Node
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
-from checkmate.tf2.execution.plan_writer import SCOPE
+from checkmate.tf2.execution.plan_writer import SCOPE, OutputBuffers
 from checkmate.tf2.execution.replay import Written, write
-from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.operations import can_be_copied, is_constant, may_share_memory
+from checkmate.tf2.graph.operations import is_constant, may_share_memory
+from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import address_of, probe
 from checkmate.tf2.memory.profiler import Observation
@@ -136,12 +136,6 @@ def _reads(definition: Any) -> tuple[tuple[str, int], ...]:
 def _tensor(name: str) -> tuple[str, int]:
     operation, _, output = name.partition(":")
     return operation, int(output or 0)
-
-
-def exact_bytes(tensor: tf.Tensor) -> int:
-    """The bytes that an op requests for a tensor; 0 if its shape is not known."""
-    count = tensor.shape.num_elements()
-    return count * tensor.dtype.size if count and can_be_copied(tensor.dtype) else 0
 
 
 def _workspaces(traced: TracedStep, graph: DFGraph) -> dict[str, int]:

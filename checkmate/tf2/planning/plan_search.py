@@ -27,11 +27,11 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
+from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Written
-from checkmate.tf2.execution.results import OutputBuffers
-from checkmate.tf2.memory.batch_area import make_output_buffers
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
+from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
 from checkmate.tf2.planning.request import ANY_SIZE, Clock, PlanTask

@@ -6,8 +6,10 @@ of each of its pieces (`new_plan`) -> the function. No step runs, nor an op that
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError, PlanError,
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
-from checkmate.tf2.memory.garbage import only_new_garbage
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.new_plan import new_plan
@@ -185,3 +186,28 @@ def _timed(planned: Planned, clock: Clock) -> Planned:
         times.append({**added([whole, own]), LOOKING: rest})
     seconds, cpu_seconds = times
     return planned.reporting(seconds=seconds, cpu_seconds=cpu_seconds)
+
+
+@contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """Collects garbage, leaves all other objects out of collections until the end of the block, and
+    collects in it only where asked to.
+
+    Planning asks after each function that it runs and drops. A process that has TensorFlow and a
+    model has half a million objects, and to look at all of them takes longer than to trace a small
+    step. Older objects that become garbage in the block are collected after it. A program that uses
+    `gc.freeze` itself is left as it is.
+    """
+    gc.collect()
+    if gc.get_freeze_count():
+        yield
+        return
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

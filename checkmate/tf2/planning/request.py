@@ -20,8 +20,7 @@ from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.available import auto_budget
-from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget
+from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget, auto_budget
 from checkmate.tf2.memory.scratch import Scratch, give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.report import Report

@@ -20,7 +20,7 @@ from checkmate.errors import (
     TraceError,
 )
 from checkmate.tf2 import device as devices
-from checkmate.tf2.memory.available import free_or_none
+from checkmate.tf2.memory.budget import free_or_none
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING

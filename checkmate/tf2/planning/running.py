@@ -17,7 +17,7 @@ import tensorflow as tf
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.undo import Undo
 from checkmate.tf2.graph.operations import draws, is_constant
-from checkmate.tf2.memory.prediction import exact_bytes
+from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import Planned, Reason

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.measured import with_costs
+from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
-from checkmate.tf2.execution.results import OutputBuffers
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, same_graph, trace
-from checkmate.tf2.memory.batch_area import make_output_buffers
+from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.new_plan import planned_alone
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask

@@ -40,12 +40,12 @@ from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
 from checkmate.errors import GraphError, PlanError, PlanFileError
 from checkmate.solvers.layer_rules import LayerRules
-from checkmate.solvers.result import OrderSpace, SolveResult, SolveStats, SolveStatus
+from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.memory.batch_area import make_output_buffers
+from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.ops.rule import Shares
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.options import PlanOptions
@@ -115,7 +115,8 @@ log = logging.getLogger("checkmate")
 class StoredPlan:
     """The contents of a planned step's file: the graph with the costs that the plan was made with;
     no plan where the step runs unchanged; the predicted peaks of the step, no less than the judge's
-    count, and of the plain step; and the proof of the solver, for budgets up to `budget_bytes`."""
+    count, and of the plain step; and the proof of the solver (`NO_PROOF`), for budgets up to
+    `budget_bytes`."""
 
     path: Path
     graph: DFGraph
@@ -124,7 +125,7 @@ class StoredPlan:
     peak_bytes: int
     plain_bytes: int
     rise_bytes: int
-    proof: Proof
+    proof: dict[str, Any]
 
     def result(self, budget_bytes: int) -> SolveResult:
         """The solver's answer. Within a larger budget a cheaper plan may exist: the bound is then
@@ -132,46 +133,34 @@ class StoredPlan:
         assert self.plan is not None
         proof = self.proof
         if budget_bytes > self.budget_bytes:
-            proof = Proof(solver="a file for a smaller budget")
+            proof = NO_PROOF | {"solver": "a file for a smaller budget"}
         return SolveResult(
-            proof.status,
+            SolveStatus[proof["status"]],
             self.graph,
             budget_bytes,
             self.plan,
             replay(self.graph, self.plan),
-            max(proof.bound, self.graph.total_cost),
-            SolveStats(proof.solver, proof.seconds, found_by=self.path.name),
-            proof.bound_covers,
-            rules=self.proof.rules,
+            max(proof["bound"], self.graph.total_cost),
+            SolveStats(proof["solver"], proof["seconds"], found_by=self.path.name),
+            proof["bound_covers"],
+            rules=self.proof["rules"],
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The proof of a solver for a plan, as in `SolveResult`."""
+NO_PROOF = {
+    "status": SolveStatus.FEASIBLE.name,
+    "bound": 0.0,
+    "bound_covers": "given order",
+    "solver": "a file",
+    "seconds": 0.0,
+    "rules": "",
+}
+"""Fields of a file by which a solver's proof for its plan is told, and what holds without them."""
 
-    status: SolveStatus = SolveStatus.FEASIBLE
-    bound: float = 0.0
-    bound_covers: OrderSpace = "given order"
-    solver: str = "a file"
-    seconds: float = 0.0
-    rules: str = ""
 
-    @classmethod
-    def of(cls, result: SolveResult) -> Proof:
-        stats, proven = result.stats, (result.status, result.bound, result.bound_covers)
-        return cls(*proven, stats.solver, stats.seconds, result.rules)
-
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Proof:
-        """From the contents of a file, whose fields were checked; it may have no proof."""
-        known = {key: data[key] for key in cls.__slots__ if data.get(key) is not None}
-        if "status" in known:
-            known["status"] = SolveStatus[known["status"]]
-        return cls(**known)
-
-    def facts(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in self.__slots__} | {"status": self.status.name}
+def _proof(result: SolveResult) -> dict[str, Any]:
+    stats, proven = result.stats, (result.status.name, result.bound, result.bound_covers)
+    return dict(zip(NO_PROOF, (*proven, stats.solver, stats.seconds, result.rules), strict=True))
 
 
 def write(
@@ -241,10 +230,10 @@ def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) ->
     needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
     sizes = {key: int(field(otherwise | data, key, BYTES, path)) for key in needed}
     sizes["peak_bytes"] = max(peak, sizes["peak_bytes"])
-    proof = Proof.read(data)
-    if proof.bound > (1 + 1e-6) * timeline.cost:
+    proof = NO_PROOF | {key: data[key] for key in NO_PROOF if data.get(key) is not None}
+    if proof["bound"] > (1 + 1e-6) * timeline.cost:
         most = f"at most {timeline.cost:g}, the cost of the plan,"
-        raise refusal(path, f"bound is {proof.bound:g}", most)
+        raise refusal(path, f"bound is {proof['bound']:g}", most)
     own_plan = None if field(data, "unchanged", FLAG, path) else plan
     return StoredPlan(path, graph, own_plan, **sizes, proof=proof)
 
@@ -295,9 +284,9 @@ def _refuse_above(stored: StoredPlan, budget_bytes: int, other_bytes: int) -> No
 def _refuse_other_rules(stored: StoredPlan, asked: PlanOptions) -> None:
     rules = LayerRules.of(stored.graph, asked.keep, asked.recompute).text
     is_plain = stored.plan is None and not asked.recompute  # in which all layers are kept
-    if rules and rules != stored.proof.rules and not is_plain:
+    if rules and rules != stored.proof["rules"] and not is_plain:
         raise PlanFileError(
-            f"The plan of {stored.path} was made with {stored.proof.rules or 'nothing'} asked of"
+            f"The plan of {stored.path} was made with {stored.proof['rules'] or 'nothing'} asked of"
             f" layers, and here it is {rules}. Make a plan with that."
         )
 
@@ -462,6 +451,6 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "plain_bytes": report.plain_peak_bytes - other,
             "rise_bytes": planned.rise_bytes,
             **(record_of(record, micro.plain_bytes) if micro else {}),
-            **(Proof.of(planned.result).facts() if planned.result else {}),
+            **(_proof(planned.result) if planned.result else {}),
         },
     )

@@ -7,7 +7,8 @@ import tensorflow as tf
 from eager_programs import MIB, arrays, managed_above, normal, same, weights
 from processes import found, started
 
-from checkmate.tf2.eager import allocator, private_api
+from checkmate.tf2.eager import budget as budgets
+from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.op_kinds import Needs, kind_of
 from checkmate.tf2.eager.storage import EagerCall
 
@@ -93,7 +94,7 @@ def test_which_ops_are_run_before_they_are_measured():
 
 def test_the_second_run_of_a_function_says_what_it_needs(machine):
     """A function cannot be run twice to try algorithms in it."""
-    took, watched = iter([40 * MIB, 4 * MIB]), allocator.Allocator.watched
+    took, watched = iter([40 * MIB, 4 * MIB]), budgets.Allocator.watched
 
     def watch(self, run, *, rehearse=False):
         assert not rehearse
@@ -103,7 +104,7 @@ def test_the_second_run_of_a_function_says_what_it_needs(machine):
     whole = tf.function(lambda x: tf.reduce_sum(x * x))
     x = normal(512, 512)
     whole(x)
-    machine.patch(allocator.Allocator, "watched", watch)
+    machine.patch(budgets.Allocator, "watched", watch)
     with managed_above(100 * MIB) as runtime:
         for expected in (40 * MIB, 4 * MIB, 4 * MIB):
             whole(x)

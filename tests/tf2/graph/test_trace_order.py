@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tracing import N, op_of, traced
 
-from checkmate.tf2.graph.backward import in_order_of_trace
+from checkmate.tf2.graph.flat_graph import in_order_of_trace
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

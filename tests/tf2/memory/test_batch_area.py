@@ -6,9 +6,7 @@ import pytest
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2.memory import batch_area
-from checkmate.tf2.memory.batch_area import BATCHES, set_apart
-from checkmate.tf2.memory.probe import address_of, probe
+from checkmate.tf2.memory.probe import BATCHES, address_of, probe, set_apart
 
 BATCH = [1_228_800, 409_600]
 
@@ -53,6 +51,6 @@ def test_it_takes_a_few_batches_to_set_memory_apart(tensorflow):
 
 
 def test_where_the_allocator_does_not_report_nothing_is_set_apart(tensorflow, machine):
-    machine.patch(batch_area.devices, "allocator_reports", lambda device: False)
-    assert batch_area.set_apart(BATCH) is None
-    assert batch_area.set_apart([]) is None
+    machine.patch(devices, "allocator_reports", lambda device: False)
+    assert set_apart(BATCH) is None
+    assert set_apart([]) is None

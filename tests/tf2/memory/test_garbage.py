@@ -7,7 +7,7 @@ import pytest
 
 import checkmate
 from checkmate.tf2.costs.roofline import roofline
-from checkmate.tf2.memory.garbage import only_new_garbage
+from checkmate.tf2.planning.planner import only_new_garbage
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
