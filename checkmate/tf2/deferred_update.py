@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -73,42 +74,28 @@ class DeferredUpdate:
 
 
 @contextmanager
-def deferred_update(optimizer: Any, where: str) -> Iterator[DeferredUpdate]:
-    """Defers the calls of `optimizer.apply` within the block."""
-    asked, apply = DeferredUpdate(where), optimizer.apply
-    own = vars(optimizer).get("apply")
-    optimizer.apply = lambda *arguments, **named: asked.note(apply, *arguments, **named)
+def deferred_update(where: str, *owners: Any) -> Iterator[DeferredUpdate]:
+    """Defers the calls of `apply` of an optimizer, or of all of a class, within the block; by
+    default of all Keras 3 optimizers in all threads of the process."""
+    asked, owners = DeferredUpdate(where), owners or KINDS
+    own = [vars(owner).get("apply") for owner in owners]
+    for owner in owners:
+        owner.apply = _noting(asked, owner, owner.apply)
     try:
         yield asked
     finally:
-        del optimizer.apply
-        if own is not None:
-            optimizer.apply = own
-
-
-@contextmanager
-def deferred_updates(where: str) -> Iterator[DeferredUpdate]:
-    """Defers the calls of `apply` of all Keras 3 optimizers within the block, in all threads of the
-    process."""
-    asked = DeferredUpdate(where)
-    own = {kind: vars(kind).get("apply") for kind in KINDS}
-
-    def noting(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-            asked.note(apply.__get__(optimizer), grads, trainable_variables)
-
-        return noted
-
-    for kind in KINDS:
-        kind.apply = noting(kind.apply)
-    try:
-        yield asked
-    finally:
-        for kind, method in own.items():
+        for owner, method in zip(owners, own, strict=True):
             if method is None:
-                del kind.apply
+                del owner.apply
             else:
-                kind.apply = method
+                owner.apply = method
+
+
+def _noting(asked: DeferredUpdate, owner: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def of_class(optimizer: Any, *arguments: Any, **named: Any) -> None:
+        asked.note(apply.__get__(optimizer), *arguments, **named)
+
+    return of_class if isinstance(owner, type) else partial(asked.note, apply)
 
 
 def components(variable: Any) -> tuple[tf.Variable, ...]:

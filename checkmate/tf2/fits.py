@@ -228,8 +228,7 @@ def step_fits(
         options = replace(options, budget=profile.budget_bytes)
     request = PlanRequest(step, name, options, progress=progress)
     with request.phase(f"a batch of {examples_of(specs)}"):
-        traced = traced or trace(step, *specs, name=name)
-        answer = _planned(request, traced, specs, profile)
+        answer = _planned(request, specs, profile, traced)
     if answer.budget_bytes > profile.memory_bytes:
         raise BudgetError(
             f"A budget of {format_bytes(answer.budget_bytes)} is more than the"
@@ -244,9 +243,19 @@ def step_fits(
     return answer
 
 
-def _planned(request: PlanRequest, traced: TracedStep, specs: Any, profile: DeviceProfile) -> Fits:
-    task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
-    answer = Fits(request.name, str(profile), profile.costs_text(traced), 0, examples_of(specs), 0)
+def _task(
+    request: PlanRequest, specs: Any, profile: DeviceProfile, traced: TracedStep | None = None
+) -> PlanTask:
+    traced = traced or trace(request.step, *specs, name=request.name)
+    return PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
+
+
+def _planned(
+    request: PlanRequest, specs: Any, profile: DeviceProfile, traced: TracedStep | None = None
+) -> Fits:
+    task = _task(request, specs, profile, traced)
+    costs = profile.costs_text(task.traced)
+    answer = Fits(request.name, str(profile), costs, 0, examples_of(specs), 0)
     try:
         report = new_plan(task).report
     except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
@@ -290,7 +299,7 @@ def _with_largest_batches(
         return _needs_plain(request, sized(specs, batch), profile)
 
     def lacks(batch: int) -> int | None:
-        found[batch] = at = _at(request, sized(specs, batch), profile)
+        found[batch] = at = _planned(request, sized(specs, batch), profile)
         return None if at else at.smallest_budget_bytes or at.plain_peak_bytes
 
     def settled(batch: int, needs: Callable[[int], int | None], known: int = 0) -> int:
@@ -312,18 +321,13 @@ def _with_largest_batches(
 
 def _needs_plain(request: PlanRequest, specs: Any, profile: DeviceProfile) -> int | None:
     """The bytes that the plain step needs where it does not fit."""
-    traced = trace(request.step, *specs, name=request.name)
-    task = PlanTask.on_paper(request, traced, specs, profile.memory_bytes)
+    task = _task(request, specs, profile)
     costs, peak = measured(task)
     return None if fits_unchanged(with_budget(task, peak), costs, peak) else peak
 
 
 def _most(batch: int | None) -> str:
     return f"{batch} or more" if batch and batch >= LARGEST else str(batch)
-
-
-def _at(request: PlanRequest, specs: Any, profile: DeviceProfile) -> Fits:
-    return _planned(request, trace(request.step, *specs, name=request.name), specs, profile)
 
 
 def _largest_lengths(
@@ -351,7 +355,7 @@ def _largest_lengths(
         return unit * largest_fitting(fits_at, most, known=known, guess=guess, share=LENGTH_SHARE)
 
     plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
-    return plain, search(lambda specs: bool(_at(request, specs, profile)), plain)
+    return plain, search(lambda specs: bool(_planned(request, specs, profile)), plain)
 
 
 def open_size(

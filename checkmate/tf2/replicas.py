@@ -67,7 +67,7 @@ class ReplicatedPart:
     def _part(self, template: Call) -> Callable[..., Any]:
         def part(*tensors: tf.Tensor) -> Any:
             own, _ = template.with_tensors(tensors)
-            with deferred_update(self._optimizer, "With several replicas") as asked:
+            with deferred_update("With several replicas", self._optimizer) as asked:
                 result = self._step(*own)
             update = asked.only()
             self.variables[:] = update.variables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from checkmate.tf2.execution.differences import (
     Verification,
     as_written,
     compare,
+    evaluations,
     move_weights,
+    not_in_place,
 )
-from checkmate.tf2.execution.observed import evaluations, not_in_place
 from checkmate.tf2.execution.replay import output_buffers_bytes
 from checkmate.tf2.execution.undo import kept_state
 from checkmate.tf2.graph.operations import draws
@@ -145,9 +146,6 @@ class _Verifier:
                 )
         differences = self._differences(ours, plain, others, before)
         if not _are_rounding(differences):
-            others += self._more_plain_steps()
-            differences = self._differences(ours, plain, others, before)
-        if not _are_rounding(differences):
             differences = self._without_optimizer(before, differences)
         return differences, plain_peak
 
@@ -158,13 +156,6 @@ class _Verifier:
                 move_weights(self.variables)
             return self._values(self._plain)[0]
 
-    def _more_plain_steps(self) -> Iterator[Values]:
-        """Values of further plain steps: sums are rounded in the order in which threads finish, so
-        that a few steps may not tell."""
-        for _ in range(MORE_STEPS):
-            yield self._plain_values()
-            yield self._plain_values(moved=True)
-
     def _without_optimizer(
         self, before: list[np.ndarray], fused: tuple[Difference, ...]
     ) -> tuple[Difference, ...]:
@@ -173,11 +164,7 @@ class _Verifier:
             plain = self._plain_values()
             with kept_state(self.variables):
                 ours, _ = self._values(lambda: self.planned.run(*self.flat))
-            others = [self._plain_values()]
-            differences = self._differences(ours, plain, others, before)
-            if not _are_rounding(differences):
-                others += self._more_plain_steps()
-                differences = self._differences(ours, plain, others, before)
+            differences = self._differences(ours, plain, [self._plain_values()], before)
         if not _are_rounding(differences):
             return fused
         worst = max(fused, key=lambda each: each.planned - each.tolerated)
@@ -257,7 +244,19 @@ class _Verifier:
         return values, peak + before + self.planned.report.memory.uncounted_bytes
 
     def _differences(
-        self, ours: Values, plain: Values, others: Sequence[Values], before: list[np.ndarray]
+        self, ours: Values, plain: Values, others: list[Values], before: list[np.ndarray]
+    ) -> tuple[Difference, ...]:
+        """The differences, by more plain steps where they seem to be no rounding: sums are rounded
+        in the order in which threads finish, so that a few steps may not tell."""
+        found = self._compared_with(others, ours, plain, before)
+        if not _are_rounding(found):
+            for _ in range(MORE_STEPS):
+                others += [self._plain_values(), self._plain_values(moved=True)]
+            found = self._compared_with(others, ours, plain, before)
+        return found
+
+    def _compared_with(
+        self, others: Sequence[Values], ours: Values, plain: Values, before: list[np.ndarray]
     ) -> tuple[Difference, ...]:
         micro = self.planned.report.micro_batches
         sums = SUMS / micro.count if micro else 0.0

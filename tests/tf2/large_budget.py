@@ -15,6 +15,7 @@ os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 import keras
 import numpy as np
 import tensorflow as tf
+from requests_seen import most_requested_bytes
 
 import checkmate
 from checkmate.tf2.memory.profiler import observe
@@ -42,7 +43,7 @@ def main() -> None:
         model.train_on_batch(images, labels)
         model.train_on_batch(images, labels)
         return [
-            observe(lambda: model.train_on_batch(images, labels)).most_requested_bytes
+            most_requested_bytes(observe(lambda: model.train_on_batch(images, labels)))
             for _ in range(3)
         ]
 

@@ -48,7 +48,6 @@ class AllocatorEvent(NamedTuple):
     available_bytes: int
     limit_bytes: int
     region_type: str
-    allocator: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +56,15 @@ class Observation:
 
     Attributes:
       ran: (op name, kernel) -> the number of evaluations.
-      peak_bytes: By the allocator's own count, bytes in use before included.
-      most_requested_bytes: The peak of the requests of the call's own ops.
-      at_peak: The call's own requests in memory at the peak, the largest first.
       asked: Op name -> its largest request.
+      lost_bytes: Bytes that the allocator gave out beyond what the call's own ops requested, at the
+        peak of its count.
     """
 
     result: Any = field(repr=False)
     ran: Counter[tuple[str, str]] = field(repr=False)
-    peak_bytes: int
-    most_requested_bytes: int
-    at_peak: tuple[AllocatorEvent, ...] = field(repr=False)
     asked: dict[str, int] = field(repr=False)
+    lost_bytes: int
     events: tuple[AllocatorEvent, ...] = field(repr=False)
 
     @property
@@ -78,15 +74,6 @@ class Observation:
             ((each.picoseconds - self.events[0].picoseconds) / 1e12, each.in_use_bytes)
             for each in self.events
         )
-
-    @property
-    def requested_bytes(self) -> int:
-        return sum(each.requested_bytes for each in self.at_peak)
-
-    @property
-    def lost_bytes(self) -> int:
-        """Allocated beyond that at the peak."""
-        return sum(each.chunk_bytes - each.requested_bytes for each in self.at_peak)
 
 
 def observe(call: Callable[[], Any]) -> Observation:
@@ -111,7 +98,7 @@ def observe(call: Callable[[], Any]) -> Observation:
                     op, kernel = name.split(":")
                     ran[op, kernel] += 1
     events.sort(key=lambda each: each.picoseconds)
-    return Observation(result, ran, *_peak(events), tuple(events))
+    return Observation(result, ran, *_requests(events), tuple(events))
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
@@ -158,26 +145,20 @@ LOGGED = (b"session_manager.cc", b"profiler_session.cc", b"save_profile.cc", b"I
 """In the lines that TensorFlow writes to standard error for each profile, some nine."""
 
 
-def _peak(
-    events: list[AllocatorEvent],
-) -> tuple[int, int, tuple[AllocatorEvent, ...], dict[str, int]]:
-    live: dict[int, AllocatorEvent] = {}
+def _requests(events: list[AllocatorEvent]) -> tuple[dict[str, int], int]:
+    """Each op's largest request, and the bytes that were lost at the peak."""
+    lost: dict[int, int] = {}
     asked: dict[str, int] = {}
-    peak, at_peak = 0, {}
-    requested = most_requested = 0
+    peak = lost_bytes = 0
     for event in events:
         if not event.is_request:
-            if event.address in live:
-                requested -= live.pop(event.address).requested_bytes
+            lost.pop(event.address, None)
             continue
-        live[event.address] = event
+        lost[event.address] = event.chunk_bytes - event.requested_bytes
         asked[event.op] = max(asked.get(event.op, 0), event.requested_bytes)
-        requested += event.requested_bytes
-        most_requested = max(most_requested, requested)
         if event.in_use_bytes > peak:
-            peak, at_peak = event.in_use_bytes, dict(live)
-    largest_first = sorted(at_peak.values(), key=lambda each: -each.chunk_bytes)
-    return peak, most_requested, tuple(largest_first), asked
+            peak, lost_bytes = event.in_use_bytes, sum(lost.values())
+    return asked, lost_bytes
 
 
 def _allocator_event(picoseconds: int, is_request: bool, found: dict[str, Any]) -> AllocatorEvent:
@@ -192,7 +173,6 @@ def _allocator_event(picoseconds: int, is_request: bool, found: dict[str, Any]) 
         available_bytes=found["bytes_available"],
         limit_bytes=sum(found[f"bytes_{part}"] for part in ("available", "reserved", "allocated")),
         region_type=str(found.get("region_type", "")),
-        allocator=str(found["allocator_name"]),
     )
 
 

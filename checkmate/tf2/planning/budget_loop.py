@@ -82,26 +82,24 @@ class Attempt:
         return self.peak_bytes is not None and self.peak_bytes <= limit_bytes
 
 
-def next_target(
-    limit_bytes: int, fixed_bytes: int, tried: Sequence[Attempt], tuning: SearchTuning = TUNING
-) -> int | None:
+def next_target(limit_bytes: int, fixed_bytes: int, tried: Sequence[Attempt]) -> int | None:
     """The budget for the solver's next call, or None where another plan is not worth it.
     `limit_bytes` is the highest peak of a plan by the allocator's count, `fixed_bytes` the part of
     it that every plan needs."""
     activation_bytes = max(0, limit_bytes - fixed_bytes)
     if not tried:
-        return limit_bytes - int(tuning.first_reserve * activation_bytes)
+        return limit_bytes - int(TUNING.first_reserve * activation_bytes)
     if not activation_bytes:
         return None
     within = [each for each in tried if each.within(limit_bytes)]
     if any(
         not each.recomputes
-        or limit_bytes - each.peak_bytes <= tuning.unused_share * activation_bytes
+        or limit_bytes - each.peak_bytes <= TUNING.unused_share * activation_bytes
         for each in within
         if each.peak_bytes is not None
     ):
         return None
-    most = tuning.max_plans_once_within if within else tuning.max_plans
+    most = TUNING.max_plans_once_within if within else TUNING.max_plans
     if len(tried) >= most:
         return None
     without_plan = [each.target_bytes for each in tried if each.asked_bytes is None]
@@ -111,11 +109,11 @@ def next_target(
     if len(without_plan) == len(tried) and (reached := tried[-1].reached_bytes or 0) > low:
         # Where the lowest peak of all is above the limit, further calls find no plan either.
         return reached if reached <= limit_bytes else None
-    step = max(1, int(tuning.close_share * activation_bytes))
+    step = max(1, int(TUNING.close_share * activation_bytes))
     if high - low > 2 * step:
         # The allocator's overhead grows from one plan to a smaller one.
-        margin = tuning.unused_share / 2 * len(tried)
-        target = _aimed(tried[-1], fixed_bytes, activation_bytes, margin, tuning)
+        margin = TUNING.unused_share / 2 * len(tried)
+        target = _aimed(tried[-1], fixed_bytes, activation_bytes, margin)
         target = (low + high) // 2 if target is None else target
         return min(max(target, low + step), high - step)
     # A plan for a larger budget can take less, as other values are in memory at its peak: where no
@@ -131,24 +129,21 @@ def could_save(
     costs_above: Sequence[float],
     unused_bytes: int,
     saved_bytes: int,
-    tuning: SearchTuning = TUNING,
 ) -> float:
     """How much less another plan is expected to cost at most than the cheapest within the limit.
     None within it is expected to be cheaper than those above it (`costs_above`). The cheapest
     leaves `unused_bytes` of the limit, and needs `saved_bytes` less than the plain step."""
-    by_bytes = tuning.steepness * (cost - plain_cost) * unused_bytes / max(1, saved_bytes)
+    by_bytes = TUNING.steepness * (cost - plain_cost) * unused_bytes / max(1, saved_bytes)
     return max(0.0, min(cost - min(costs_above, default=plain_cost), by_bytes))
 
 
-def _aimed(
-    last: Attempt, fixed_bytes: int, activation_bytes: int, margin: float, tuning: SearchTuning
-) -> int | None:
+def _aimed(last: Attempt, fixed_bytes: int, activation_bytes: int, margin: float) -> int | None:
     """The target at which a plan would just fit, extrapolated from the last plan with a margin;
     None without one."""
     if last.asked_bytes is None:
         return None
     if last.peak_bytes is None:
-        return last.asked_bytes - int(tuning.first_reserve * activation_bytes)
+        return last.asked_bytes - int(TUNING.first_reserve * activation_bytes)
     aim = (1 - margin) * activation_bytes
     return fixed_bytes + int(
         (last.asked_bytes - fixed_bytes) * aim / max(1, last.peak_bytes - fixed_bytes)

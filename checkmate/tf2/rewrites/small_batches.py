@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from checkmate.errors import TraceError
 from checkmate.tf2.axes.phases import Handed
-from checkmate.tf2.deferred_update import Update, deferred_updates
+from checkmate.tf2.deferred_update import Update, deferred_update
 from checkmate.tf2.graph.graph_writer import copy_of
 from checkmate.tf2.graph.operations import can_be_copied
 from checkmate.tf2.graph.trace import TracedStep, analyse, python_of, trace
@@ -120,7 +120,7 @@ def _before_update(step: Step, size: int) -> Traced:
 
     @tf.autograph.experimental.do_not_convert
     def part(*arguments: Any) -> list[tf.Tensor]:
-        with deferred_updates("In slices that are batches of their own") as asked:
+        with deferred_update("In slices that are batches of their own") as asked:
             result = python(*arguments)
         update = asked.only()
         found[:] = update, result
