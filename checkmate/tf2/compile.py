@@ -22,7 +22,7 @@ from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.planner import Planner
 from checkmate.tf2.planning.request import Planned, PlanRequest, Reason
 from checkmate.tf2.planning.running import HAS_DRAWN, OutOfMemory, RunningStep
-from checkmate.tf2.planning.store import save
+from checkmate.tf2.planning.store import path_of, save
 from checkmate.tf2.report import Report
 from checkmate.tf2.training_step import check_exact, refuse_missing, shown, training_step
 from checkmate.units import Bytes, format_bytes
@@ -178,7 +178,7 @@ class PlannedStep(StepFigures, Generic[Result]):
     @property
     def kept_at(self) -> Path | None:
         """Where the plan lies in the folder that was given as `plan`; None without a folder."""
-        return self._planner.path_of(self.planned.traced)
+        return path_of(self._planner.request, self.planned.traced)
 
     def __repr__(self) -> str:
         return f"<PlannedStep of {self._name!r}: {self.report().in_a_line()}>"

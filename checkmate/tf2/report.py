@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from checkmate import plot
 from checkmate.core.graph import DFGraph
@@ -284,11 +285,7 @@ class Report:
           path: A file that the page is written to as well, to be opened.
         """
         text = plot.page(
-            self.graph,
-            self.result.plan if self.result else None,
-            budget_bytes=self.budget_bytes,
-            plain=self.plain_plan,
-            allocated=self._allocated(),
+            **self._drawn(),
             title=f"Checkmate plan of {self.name}",
             lead=self.sentence(),
             facts=[*self.facts(), *self._sentences()],
@@ -299,20 +296,21 @@ class Report:
 
     def picture(self) -> Picture:
         """Returns the memory over the step, plain and as it runs now."""
-        return plot.memory(
-            self.graph,
-            self.result.plan if self.result else None,
-            budget_bytes=self.budget_bytes,
-            plain=self.plain_plan,
-            allocated=self._allocated(),
-        )
+        return plot.memory(**self._drawn())
 
-    def _allocated(self) -> Allocated:
-        """The predicted peaks, for pictures."""
-        other, micro = self.memory.other_bytes, self.micro_batches
-        if micro is None:
-            return Allocated(other, self.plain_peak_bytes, self.predicted_peak_bytes)
-        return Allocated(other, micro.peak_bytes, self.predicted_peak_bytes, part="slice")
+    def _drawn(self) -> dict[str, Any]:
+        """The graph, the plan and the predicted peaks, for pictures."""
+        micro = self.micro_batches
+        part, plain = ("slice", micro.peak_bytes) if micro else ("step", self.plain_peak_bytes)
+        return {
+            "graph": self.graph,
+            "plan": self.result.plan if self.result else None,
+            "budget_bytes": self.budget_bytes,
+            "plain": self.plain_plan,
+            "allocated": Allocated(
+                self.memory.other_bytes, plain, self.predicted_peak_bytes, part=part
+            ),
+        }
 
     def _ipython_display_(self) -> None:
         show_in_notebook(self._table(), self.picture())

@@ -17,7 +17,7 @@ from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import private_api
 from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.storage import Cell, EagerCall
-from checkmate.tf2.eager.tensors import LazyTensor, References, Values
+from checkmate.tf2.eager.tensors import LazyTensor, Values
 
 
 class Program(Values, Protocol):
@@ -31,7 +31,6 @@ class Program(Values, Protocol):
     """
 
     policy: EagerPolicy
-    references: References
     calls: int
     reading: set[int] | None
     error: BaseException | None

@@ -25,7 +25,7 @@ from checkmate.tf2.eager.op_memory import NeedsTable
 from checkmate.tf2.eager.policy import EagerPolicy
 from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, OpRequest, flat
-from checkmate.tf2.eager.tensors import Handle, LazyTensor, References
+from checkmate.tf2.eager.tensors import LazyTensor, References
 
 
 class EagerRuntime:
@@ -203,12 +203,6 @@ class EagerRuntime:
             return cell.value
         finally:
             self.references.end_op()
-
-    def register(self, handle: Handle, cell: Cell) -> None:
-        self.references.register(handle, cell)
-
-    def unregister(self, handle: Handle, cell: Cell) -> None:
-        self.references.unregister(handle, cell)
 
     def close(self) -> None:
         """Leaves the context: no budget any more, and TensorFlow converts handles that are still

@@ -20,13 +20,10 @@ from checkmate.tf2.eager.storage import Cell
 
 class Values(Protocol):
     device_name: str
+    references: References
 
     def value(self, cell: Cell) -> Any:
         """The real tensor, recomputed if it was evicted."""
-
-    def register(self, handle: Handle, cell: Cell) -> None: ...
-
-    def unregister(self, handle: Handle, cell: Cell) -> None: ...
 
 
 class _Abandoned(Cell):
@@ -79,14 +76,14 @@ class Handle(private_api.TensorMethods, _OfValue):
     def __init__(self, runtime: Values, cell: Cell, *, owner: bool = False):
         self.runtime, self.cell, self.is_owner = runtime, cell, owner
         private_api.stand_for(self, cell, cell.spec.dtype)
-        runtime.register(self, cell)
+        runtime.references.register(self, cell)
 
     def __del__(self) -> None:
         try:
             runtime, cell = self.runtime, self.cell
         except AttributeError:  # it was never made
             return
-        runtime.unregister(self, cell)
+        runtime.references.unregister(self, cell)
 
     def real(self) -> Any:
         return self.runtime.value(self.cell)

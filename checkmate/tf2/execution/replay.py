@@ -101,10 +101,6 @@ class Replayed:
     def __call__(self, *flat: tf.Tensor) -> Any:
         return grappler.run(self.function, self.buffers.handles() if self.buffers else [], *flat)
 
-    def copy(self) -> Replayed:
-        """Another function of the same plan and output buffers, with random state of its own."""
-        return Replayed(self.written.traced, self.written.plan, self.buffers, self.written)
-
     def _build(self) -> Any:
         written = self.written
         handles = [tf.TensorSpec([], tf.resource)] * len(written.handles)

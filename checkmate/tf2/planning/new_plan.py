@@ -88,8 +88,7 @@ def new_plan(task: PlanTask) -> Planned:
     report = task.report(costs.graph, plain_peak)
     if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
         return _unchanged(task, costs, report)
-    search = PlanSearch(task, costs.graph, task.memory, piece, costs.footprints)
-    return _searched(task, search, costs, report)
+    return _searched(PlanSearch(task, costs, piece), report)
 
 
 def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
@@ -111,15 +110,16 @@ def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
     return Planned(task.traced, costs.graph, plan, None, run, report, rise)
 
 
-def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) -> Planned:
+def _searched(search: PlanSearch, report: Report) -> Planned:
     """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
     trains without a plan must not stop."""
+    task = search.task
     found = search.run()
     if found is None:
         refusal = Refusal(search)  # has looked for the plan with the lowest peak
         found = search.cheapest()
     if found is not None:
-        return _built(task, search, found, report)
+        return _built(search, found, report)
     error = refusal.error()
     search.forget()  # whoever keeps the error keeps this frame, too
     if task.request.options.budget != "auto":
@@ -129,10 +129,13 @@ def _searched(task: PlanTask, search: PlanSearch, costs: Costs, report: Report) 
         f" unchanged. {error}"
     )
     log.warning(note)
-    return _unchanged(task, costs, replace(report, notes=(*report.notes, *search.notes, note)))
+    return _unchanged(
+        task, search.costs, replace(report, notes=(*report.notes, *search.notes, note))
+    )
 
 
-def _built(task: PlanTask, search: PlanSearch, found: Candidate, report: Report) -> Planned:
+def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:
+    task = search.task
     with task.clock.phase("building"):
         buffers: OutputBuffers | None = search.predictor.buffers
         run = Replayed(task.traced, found.plan, buffers, found.written)

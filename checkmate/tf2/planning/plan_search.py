@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import replay
@@ -27,6 +25,7 @@ from checkmate.solvers.result import SolveResult, SolveStatus
 from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
+from checkmate.tf2.costs.measured import Costs
 from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Written
 from checkmate.tf2.memory.budget import MemoryBudget
@@ -34,7 +33,7 @@ from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
-from checkmate.tf2.planning.request import ANY_SIZE, Clock, PlanTask
+from checkmate.tf2.planning.request import Clock, PlanTask
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -133,14 +132,12 @@ class Candidate:
 @dataclass(slots=True, eq=False)
 class PlanSearch:
     """The search for the cheapest plan within a budget. `piece_bytes` is the allocator's largest
-    piece, where it has a limit of its own; `footprints` are the requests of the ops that were run
-    alone; `answers` are (target, the plan found for it or None), in order."""
+    piece, where it has a limit of its own; `answers` are (target, the plan found for it or None),
+    in order."""
 
     task: PlanTask
-    graph: DFGraph
-    memory: MemoryBudget
-    piece_bytes: int = ANY_SIZE
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    costs: Costs
+    piece_bytes: int
     solver: SolverCalls = field(init=False)
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
@@ -151,6 +148,14 @@ class PlanSearch:
     def __post_init__(self) -> None:
         task = self.task
         self.solver = SolverCalls(self.graph, task.request.options, task.clock)
+
+    @property
+    def graph(self) -> DFGraph:
+        return self.costs.graph
+
+    @property
+    def memory(self) -> MemoryBudget:
+        return self.task.memory
 
     def run(self) -> Candidate | None:
         """The cheapest plan expected to be within the budget, once no further plan is worth a call;
@@ -196,7 +201,8 @@ class PlanSearch:
             buffers = OutputBuffers(task.traced)
         elif task.request.has_output_buffers and task.is_main:
             buffers = make_output_buffers(task.traced)
-        found = Predictor(task.traced, self.graph, task.batch or (), self.footprints, buffers)
+        costs, batch = self.costs, task.batch or ()
+        found = Predictor(task.traced, costs.graph, batch, costs.footprints, buffers)
         if task.paper_bytes:
             found.empty()
         elif task.reports:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +75,7 @@ class Planner:
                 is_main=like is None,
                 budget_bytes=self.budget_bytes,
             )
-            path = self.path_of(traced)
+            path = store.path_of(request, traced)
             try:
                 if like is not None and like.part:
                     return self._in_slices_of(like, task)
@@ -136,12 +135,9 @@ class Planner:
             return planned
         if correction < 1 and found.cost > (1 - TUNING.worth_share) * planned.cost:
             return planned
-        if path := self.path_of(found.traced):
+        if path := store.path_of(self.request, found.traced):
             store.keep(path, found)
         return found
-
-    def path_of(self, traced: TracedStep) -> Path | None:
-        return store.path_of(self.request, traced)
 
     def _under_same_plan(
         self, traced: TracedStep, specs: tuple[Any, ...], main: Planned | None
