@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.memory import budget as budgets
 
 ALLOCATOR = "the allocator"
@@ -28,7 +27,7 @@ def memory_limits(device: str) -> list[Limit]:
     found = [(_allocator_bytes(device), ALLOCATOR)]
     if device.startswith("GPU"):
         found += [(_driver_bytes(device), DRIVER)]
-        found += [(gpus.memory_limit_bytes(device), LOGICAL_DEVICE)]
+        found += [(devices.memory_limit_bytes(device), LOGICAL_DEVICE)]
     else:
         total, free = _machine_bytes()
         found += [(devices.cap_bytes(device), CAP)]
@@ -48,7 +47,7 @@ def _allocator_bytes(device: str) -> int | None:
 def _driver_bytes(device: str) -> int | None:
     """The driver's limit of a pool that grows; any other has taken all that it may."""
     try:
-        return budgets.driver_limit_bytes(device) if gpus.grows(device) else None
+        return budgets.driver_limit_bytes(device) if devices.pool_grows(device) else None
     except DriverUnavailableError:
         return None
 

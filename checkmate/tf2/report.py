@@ -85,7 +85,6 @@ class Report:
       plain_plan: The plan of the step as it was written.
       steps: How many steps ran under this plan.
       step_seconds: The shortest time of one of them but the first; None where it is not known.
-      cpu_seconds: The same of all CPU cores together.
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
@@ -113,7 +112,6 @@ class Report:
     measured_peak_bytes: int | None = None
     steps: int = 0
     step_seconds: float | None = None
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
     asked: Bytes = ""

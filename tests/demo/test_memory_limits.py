@@ -7,7 +7,6 @@ from checkmate.demo import memory_limits as limits
 from checkmate.demo.memory_limits import Limit
 from checkmate.errors import DriverUnavailableError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.memory import budget as budgets
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
@@ -65,16 +64,16 @@ def test_a_gpu_has_those_of_driver_and_logical_device(gpus_of, parts, expected):
 
 def test_the_second_logical_device_may_be_the_next_gpu_s(gpus_of):
     gpus_of([[Part(1024), Part(512)], [Part(256)]])
-    found = [gpus.memory_limit_bytes(f"GPU:{k}") for k in range(3)]
+    found = [devices.memory_limit_bytes(f"GPU:{k}") for k in range(3)]
     assert found == [1024 * MIB, 512 * MIB, 256 * MIB]
     with pytest.raises(ValueError, match="sees no GPU:3"):
-        gpus.memory_limit_bytes("GPU:3")
+        devices.memory_limit_bytes("GPU:3")
 
 
 def test_a_driver_that_cannot_be_asked_is_left_out(monkeypatch):
     def missing(device):
         raise DriverUnavailableError("the package nvidia-ml-py is not installed")
 
-    monkeypatch.setattr(gpus, "grows", lambda device: True)
+    monkeypatch.setattr(devices, "pool_grows", lambda device: True)
     monkeypatch.setattr(budgets, "driver_limit_bytes", missing)
     assert limits._driver_bytes("GPU:0") is None

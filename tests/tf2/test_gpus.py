@@ -7,7 +7,6 @@ from fake_gpus import GIB
 
 from checkmate.errors import CheckmateError, DriverUnavailableError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.eager import context
 from checkmate.tf2.memory import budget as budgets
 from checkmate.tf2.memory.probe import probe
@@ -31,7 +30,7 @@ def test_the_driver_is_asked_about_the_gpu_that_cuda_sees(machine, asked, first,
     found = machine.driver(FIRST, SECOND, parts={"GPU-dddd": PART})
     machine.sees(first=first)
     machine.set(CUDA_VISIBLE_DEVICES=asked)
-    assert gpus.driver_free_bytes("GPU:0") == free * GIB
+    assert devices.driver_free_bytes("GPU:0") == free * GIB
     assert not found.open
 
 
@@ -40,7 +39,7 @@ def test_of_a_gpu_that_is_divided_the_first_part_counts(machine, asked):
     machine.driver(FIRST, SECOND, parts={FIRST[0]: PART})
     machine.sees()
     machine.set(CUDA_VISIBLE_DEVICES=asked)
-    assert gpus.driver_free_bytes("GPU:0") == 5 * GIB
+    assert devices.driver_free_bytes("GPU:0") == 5 * GIB
 
 
 @pytest.mark.parametrize("asked", ["", "-1", "NoDevFiles", "-1,0", "7", "GPU-eeee"])
@@ -49,7 +48,7 @@ def test_a_gpu_that_is_not_named_is_refused(machine, asked):
     machine.sees()
     machine.set(CUDA_VISIBLE_DEVICES=asked)
     with pytest.raises(DriverUnavailableError, match="give the budget in bytes"):
-        gpus.driver_free_bytes("GPU:0")
+        devices.driver_free_bytes("GPU:0")
     assert not found.open
 
 
@@ -57,14 +56,14 @@ def test_another_order_than_cuda_s_is_refused(machine):
     machine.driver(("GPU-t4", 15 * GIB, (7, 5)), FIRST)
     machine.sees(capability=(9, 0))
     with pytest.raises(DriverUnavailableError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        gpus.driver_free_bytes("GPU:0")
+        devices.driver_free_bytes("GPU:0")
 
 
 def test_logical_devices_are_parts_of_physical_ones(machine):
     machine.sees(2, first=3)
     parts = {"/physical_device:GPU:3": ["a", "b"], "/physical_device:GPU:4": []}
     machine.patch(tf.config, "get_logical_device_configuration", lambda each: parts[each.name])
-    found = [gpus.physical(f"GPU:{k}").name[-1] for k in range(3)]
+    found = [devices.physical_gpu(f"GPU:{k}").name[-1] for k in range(3)]
     assert found == ["3", "3", "4"]
 
 
@@ -88,9 +87,9 @@ def test_with_growth_other_processes_may_take_what_the_pool_has_not(machine, siz
 
 def test_the_variable_that_tensorflow_reads_decides_about_growth(machine):
     machine.sees(growth=False)
-    assert not gpus.grows("GPU:0")
+    assert not devices.pool_grows("GPU:0")
     machine.set(TF_FORCE_GPU_ALLOW_GROWTH="true")
-    assert gpus.grows("GPU:0")
+    assert devices.pool_grows("GPU:0")
 
 
 def test_where_the_driver_is_needed_and_missing_what_to_install_is_said(machine):

@@ -96,14 +96,14 @@ def test_what_the_graph_optimizer_fuses_is_told_apart(trained, tensorflow, monke
     case, _, step = trained
     options = tensorflow.config.optimizer.get_experimental_options
     before, compared = options(), []
-    differences = verify._Verifier._differences
+    differences = verify._Verifier._compared_with
 
     def fused_otherwise(self, *runs):
         compared.append(options().get("disable_meta_optimizer", False))
         found = differences(self, *runs)
         return found if len(compared) > 2 else (replace(found[0], planned=np.inf), *found[1:])
 
-    monkeypatch.setattr(verify._Verifier, "_differences", fused_otherwise)
+    monkeypatch.setattr(verify._Verifier, "_compared_with", fused_otherwise)
     found = checkmate.tf2.verify(step, (case.inputs, case.labels))
     assert all(each.is_rounding for each in found.differences), str(found)
     assert "graph optimizer" in str(found)

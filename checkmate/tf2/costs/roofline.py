@@ -9,7 +9,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.costs.cache import Measurement
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import body_of
@@ -83,7 +82,7 @@ LAUNCH_S = 5e-6
 def rates_of(device: str) -> Rates:
     if not device.startswith("GPU"):
         return CPU
-    capability = tuple(gpus.details(device).get("compute_capability", ()))
+    capability = tuple(devices.gpu_details(device).get("compute_capability", ()))
     with_tf32, without = GPUS.get(capability, NAMED[OTHER][1:])
     return with_tf32 if tf.config.experimental.tensor_float_32_execution_enabled() else without
 

@@ -41,7 +41,6 @@ import tensorflow as tf
 
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.graph.bodies import function_names
 from checkmate.tf2.graph.graph_writer import (
     GraphWriter,
@@ -292,7 +291,7 @@ def training_device() -> Any:
     )
     found.properties.type = kind
     if kind == "GPU":
-        capability = gpus.details(suffix).get("compute_capability", ())
+        capability = devices.gpu_details(suffix).get("compute_capability", ())
         found.properties.environment["architecture"] = ".".join(map(str, capability))
     return found
 

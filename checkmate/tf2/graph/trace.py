@@ -6,12 +6,11 @@ memory ── arrange ──► groups = ops of the DFGraph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any
 
-import networkx as nx
 import tensorflow as tf
 
 from checkmate.core.files import fingerprint
@@ -23,7 +22,7 @@ from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.fusing import Group, values_of
-from checkmate.tf2.graph.graph_writer import argument_tensors
+from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.inline import inline
 from checkmate.tf2.graph.operations import is_loop, variable_read
@@ -199,7 +198,9 @@ def analyse(
     values = tuple(values_of(flat, group) for group in groups)
     number = {operation: i for i, group in enumerate(groups) for operation in group}
     ops = [_op(flat, number, *each) for each in zip(groups, values, strict=True)]
-    plain_order = _in_order_of_trace(ops, [flat.position[group[-1]] for group in groups])
+    place = [flat.position[group[-1]] for group in groups]
+    before = [{*op.deps, *op.control_deps, *op.overwrites} for op in ops]
+    plain_order = tuple(inputs_first(before, lambda k, at: place[k]))
     made_of = [{number[o] for o in flat.planned_sources(each)} for each in simplified.outputs]
     outputs = set[int]().union(
         *(made for k, made in enumerate(made_of) if not flat.early[k] or len(made) > 1)
@@ -258,15 +259,6 @@ def _of_other_layers(group: Group) -> tuple[str, ...]:
     own = group[-1].name
     scopes = {name: name.rpartition("/")[0] for name in names}
     return tuple(n for n, scope in scopes.items() if scope and not own.startswith(f"{scope}/"))
-
-
-def _in_order_of_trace(ops: Sequence[Op], place: Sequence[int]) -> tuple[int, ...]:
-    network = nx.DiGraph()
-    network.add_nodes_from(range(len(ops)))
-    network.add_edges_from(
-        (d, i) for i, op in enumerate(ops) for d in (*op.deps, *op.control_deps, *op.overwrites)
-    )
-    return tuple(nx.lexicographical_topological_sort(network, key=place.__getitem__))
 
 
 def _same_groups(flat: FlatGraph, like: TracedStep | None) -> tuple[Group, ...] | None:

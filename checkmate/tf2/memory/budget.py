@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from checkmate.core.replay import replay
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import observe
@@ -41,7 +40,7 @@ def free_bytes(device: str) -> int:
     """
     if device.startswith("GPU"):
         limit = pool_limit_bytes(device)
-        if limit is not None and not gpus.grows(device):
+        if limit is not None and not devices.pool_grows(device):
             return limit
         there = driver_limit_bytes(device)
         return there if limit is None else min(limit, there)
@@ -71,7 +70,7 @@ def driver_limit_bytes(device: str) -> int:
     """The free bytes of a GPU by its driver, plus the pool's: its limit where it grows. Raises
     `DriverUnavailableError`."""
     pool = tf.config.experimental.get_memory_info(device)["peak"]
-    return gpus.driver_free_bytes(device) + int(pool)
+    return devices.driver_free_bytes(device) + int(pool)
 
 
 def pool_limit_bytes(device: str) -> int | None:
@@ -93,7 +92,7 @@ def pool_limit_bytes(device: str) -> int | None:
 def _is_its_own(device: str) -> bool:
     """Whether no other process can take from the memory that is there."""
     if device.startswith("GPU"):
-        return pool_limit_bytes(device) is not None and not gpus.grows(device)
+        return pool_limit_bytes(device) is not None and not devices.pool_grows(device)
     return devices.cap_bytes(device) is not None
 
 

@@ -32,7 +32,6 @@ from checkmate.core.allocator import (
 )
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2 import gpus
 from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.graph.trace import TracedStep
@@ -123,7 +122,7 @@ def probe(step_bytes: int) -> Pool:
             f"The allocator of {device} does not say how much is in use. What is free in it cannot"
             " be found out."
         )
-    if device.startswith("GPU") and gpus.grows(device):
+    if device.startswith("GPU") and devices.pool_grows(device):
         # Each request that no free chunk serves takes memory from other processes, up to twice as
         # much, and for good.
         raise CheckmateError(

@@ -75,7 +75,7 @@ def planned_alone(
             planned = store.stored_plan(task) or new_plan(task)
         finally:
             devices.forget_peak(devices.training_device())
-    return planned.reporting(seconds=clock.seconds, cpu_seconds=clock.cpu_seconds)
+    return planned.reporting(seconds=clock.seconds)
 
 
 def new_plan(task: PlanTask) -> Planned:

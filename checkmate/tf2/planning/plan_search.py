@@ -199,7 +199,7 @@ class PlanSearch:
         buffers: OutputBuffers | None = None
         if task.paper_bytes:
             buffers = OutputBuffers(task.traced)
-        elif task.request.has_output_buffers and task.is_main:
+        elif task.request.has_output_buffers:
             buffers = make_output_buffers(task.traced)
         costs, batch = self.costs, task.batch or ()
         found = Predictor(task.traced, costs.graph, batch, costs.footprints, buffers)

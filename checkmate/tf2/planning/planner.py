@@ -56,7 +56,10 @@ class Planner:
         slices of the same size. `batch` has flattened values of these specs in memory, if there are
         any; `released_bytes` are in use and released once this plan is taken."""
         request = self.request
-        if like is None and request.options.plan:
+        if like is not None:  # no plan is stored for a smaller batch, nor do its results stay
+            options = replace(request.options, plan=None)
+            request = replace(request, options=options, has_output_buffers=False)
+        elif request.options.plan:
             store.prepare(request.options.plan)
         with only_new_garbage(), request.showing() as progress:
             clock = Clock(progress)
@@ -72,7 +75,6 @@ class Planner:
                 clock,
                 batch,
                 released_bytes=released_bytes,
-                is_main=like is None,
                 budget_bytes=self.budget_bytes,
             )
             path = store.path_of(request, traced)
@@ -94,7 +96,7 @@ class Planner:
         self.budget_bytes = planned.report.budget_bytes
         planned = _timed(planned, clock)
         log.info("%s", planned.report)
-        if like is None and stored is None and path:
+        if stored is None and path:
             store.keep(path, planned)
         return planned
 
@@ -159,8 +161,8 @@ class Planner:
         """A smaller batch, in slices of the size of the larger one's."""
         micro = like.report.micro_batches
         assert micro is not None
-        options = replace(task.request.options, plan=None, budget=self.budget_bytes)
-        request = replace(task.request, options=options, has_output_buffers=False)
+        options = replace(task.request.options, budget=self.budget_bytes)
+        request = replace(task.request, options=options)
         rewriting = Rewriting.of(request, replace(task, request=request), measures=False)
         slices = Slices(examples_of(task.specs), micro.size)
         try:
@@ -172,16 +174,11 @@ class Planner:
 def _timed(planned: Planned, clock: Clock) -> Planned:
     """The step whose report has the seconds of all that was done for it: of its own plans, and of
     all else that was looked at or made."""
-    report, times = planned.report, []
-    pairs = ((clock.seconds, report.seconds), (clock.cpu_seconds, report.cpu_seconds))
-    for whole, own in pairs:
-        if LOOKING not in whole:
-            times.append(whole)
-            continue
-        rest = max(0.0, whole.pop(LOOKING) - sum(own.values()))
-        times.append({**added([whole, own]), LOOKING: rest})
-    seconds, cpu_seconds = times
-    return planned.reporting(seconds=seconds, cpu_seconds=cpu_seconds)
+    seconds, own = clock.seconds, planned.report.seconds
+    if LOOKING in seconds:
+        rest = max(0.0, seconds.pop(LOOKING) - sum(own.values()))
+        seconds = {**added([seconds, own]), LOOKING: rest}
+    return planned.reporting(seconds=seconds)
 
 
 @contextmanager

@@ -76,21 +76,18 @@ class Reason:
 
 
 class Clock:
-    """Wall-clock and CPU seconds per phase, shown by `progress` as they begin; a repeated phase
-    adds up."""
+    """Seconds per phase, shown by `progress` as they begin; a repeated phase adds up."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("", {}, enabled=False)
         self.seconds: dict[str, float] = {}
-        self.cpu_seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def phase(self, name: str, *, limit_s: float = math.inf) -> Iterator[None]:
-        started, cpu_started = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         with self.progress.phase(name, limit_s=limit_s):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-        self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.process_time() - cpu_started
 
 
 def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
@@ -165,7 +162,6 @@ class PlanTask:
       memory: The kinds of bytes when planning began; the limit is 0 until the plain step's peak is
         known.
       batch: The arguments of the coming call, if they are in the memory that steps train in.
-      is_main: The step of the largest batch, not of a smaller one.
       paper_bytes: The memory of the device that the step is planned for on paper, whose pool is
         taken to be empty; 0 where it is this one, with all that is in use on it.
     """
@@ -177,7 +173,6 @@ class PlanTask:
     memory: MemoryBudget
     batch: Sequence[tf.Tensor] | None = None
     released_bytes: int = 0
-    is_main: bool = True
     paper_bytes: int = 0
 
     @classmethod
@@ -190,7 +185,6 @@ class PlanTask:
         values: Sequence[Any] = (),
         *,
         released_bytes: int,
-        is_main: bool = True,
         budget_bytes: int = 0,
     ) -> PlanTask:
         """The task of a traced step, whose variables then share no buffers. `values` are flattened
@@ -206,7 +200,7 @@ class PlanTask:
             released_bytes=released_bytes,
             next_batches=request.next_batches,
         )
-        return cls(request, traced, specs, clock, memory, batch, released_bytes, is_main)
+        return cls(request, traced, specs, clock, memory, batch, released_bytes)
 
     @classmethod
     def on_paper(

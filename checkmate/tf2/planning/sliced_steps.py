@@ -126,7 +126,6 @@ class SlicePlanner:
             predicted_peak_bytes=max(each.report.expected_peak_bytes for each in parts) + beyond,
             notes=tuple(dict.fromkeys([*notes, *step.notes])),
             seconds=added(each.report.seconds for each in parts),
-            cpu_seconds=added(each.report.cpu_seconds for each in parts),
             micro_batches=MicroBatches(
                 slices.count,
                 slices.size,

@@ -392,7 +392,7 @@ def stored_plan(task: PlanTask) -> Planned | None:
     """The step under the plan of its file; None without one. Like any plan it is confirmed by the
     first real steps. Raises `PlanFileError` where a named file does not fit step or budget."""
     request, traced, other = task.request, task.traced, task.other_bytes
-    if not request.options.plan or not task.is_main:
+    if not request.options.plan:
         return None
     path = path_of(request, traced)
     try:

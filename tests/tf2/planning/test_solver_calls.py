@@ -58,4 +58,4 @@ def test_the_seconds_of_a_phase_add_up():
         with clock.phase("solving"):
             time.sleep(0.01)
         assert clock.seconds["solving"] >= 0.01 * total
-    assert clock.seconds.keys() == clock.cpu_seconds.keys() == {"solving"}
+    assert clock.seconds.keys() == {"solving"}
