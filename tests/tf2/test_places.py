@@ -19,7 +19,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.plan_writer import OutputBuffers
 from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.graph_writer import reachable
-from checkmate.tf2.graph.simplify import simplify
+from checkmate.tf2.graph.passes import simplify
 from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.memory.profiler import observe
 

@@ -31,43 +31,6 @@ from checkmate.tf2.ops.table import rule_of
 _KINDS = {Role.ALIAS: Kind.VIEW, Role.VIEW: Kind.VIEW, Role.SOURCE: Kind.RESIDENT}
 
 
-class Programs:
-    """Programs of a step's plans; facts about an op are found once for all plans. `graph` has the
-    workspaces of ops that were not seen to run yet."""
-
-    def __init__(self, traced: TracedStep, graph: DFGraph):
-        self._workspaces = _workspaces(traced, graph)
-        self._in_place = {
-            values[0].name
-            for op, values in zip(graph.ops, traced.values, strict=True)
-            if op.in_place and len(values) == 1
-        }
-        self._facts: dict[tf.Operation, Node] = {}
-        self._estimates = traced.estimates
-
-    def of(self, written: Written) -> Program:
-        """The nodes of a plan's step in the order in which they run, which is that in which they
-        are written."""
-        definitions, like = written.writer.nodes, written.writer.like
-        nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
-        _hand_on_workspaces(nodes, [definition.op for definition in definitions])
-        return Program(tuple(nodes), tuple(_tensor(name) for name in written.outputs))
-
-    def _node(self, definition: Any, like: Any) -> Node:
-        if not isinstance(like, tf.Operation):
-            return node_of(definition, like)
-        if like not in self._facts:
-            node = node_of(definition, like)
-            sizes = self._estimates.get(like.name) if node.kind is Kind.KERNEL else None
-            self._facts[like] = replace(
-                node,
-                output_bytes=sizes or node.output_bytes,
-                workspace_bytes=self._workspaces.get(like.name, 0),
-                in_place=node.in_place or like.name in self._in_place,
-            )
-        return replace(self._facts[like], name=definition.name, reads=_reads(definition))
-
-
 def node_of(definition: Any, like: tf.Operation | Iterable[tf.Tensor] | None) -> Node:
     """The node of an op, without measurements. `like` is the op that it is a copy of, or tensors
     like its outputs."""
@@ -185,6 +148,7 @@ class Predictor:
 
     Attributes:
       batch: The tensors of a batch that is in memory; empty without one.
+      graph: Has the workspaces of ops that were not seen to run yet.
       footprints: The requests of the step's ops, by the names of nodes.
       why_not: Why nothing can be predicted, as a clause; "" where it can.
     """
@@ -196,7 +160,17 @@ class Predictor:
     buffers: OutputBuffers | None = None
     why_not: str = ""
     pool: Pool | None = None
-    _programs: Programs | None = None
+    _workspaces: dict[str, int] = field(init=False)
+    _in_place: set[str] = field(init=False)
+    _nodes: dict[tf.Operation, Node] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._workspaces = _workspaces(self.traced, self.graph)
+        self._in_place = {
+            values[0].name
+            for op, values in zip(self.graph.ops, self.traced.values, strict=True)
+            if op.in_place and len(values) == 1
+        }
 
     def refresh(self, step_bytes: int) -> None:
         """Asks the allocator which chunks are free now; a step needs at most `step_bytes` in one
@@ -215,11 +189,30 @@ class Predictor:
         self.pool = _empty_pool()
 
     def write(self, plan: Plan) -> PlanOnPaper:
-        """The plan's ops and nodes; no TensorFlow op is made yet."""
-        if self._programs is None:
-            self._programs = Programs(self.traced, self.graph)
+        """The plan's ops and nodes, in the order in which they run, which is that in which they
+        are written; no TensorFlow op is made yet."""
         written = write(self.traced, plan, self.buffers)
-        return PlanOnPaper(written, self._programs.of(written), constants_of(written))
+        definitions, like = written.writer.nodes, written.writer.like
+        nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
+        _hand_on_workspaces(nodes, [definition.op for definition in definitions])
+        program = Program(tuple(nodes), tuple(map(_tensor, written.outputs)))
+        return PlanOnPaper(written, program, constants_of(written))
+
+    def _node(self, definition: Any, like: Any) -> Node:
+        """The node of an op; facts about it are found once for all plans."""
+        if not isinstance(like, tf.Operation):
+            return node_of(definition, like)
+        if like not in self._nodes:
+            node = node_of(definition, like)
+            estimates = self.traced.estimates
+            sizes = estimates.get(like.name) if node.kind is Kind.KERNEL else None
+            self._nodes[like] = replace(
+                node,
+                output_bytes=sizes or node.output_bytes,
+                workspace_bytes=self._workspaces.get(like.name, 0),
+                in_place=node.in_place or like.name in self._in_place,
+            )
+        return replace(self._nodes[like], name=definition.name, reads=_reads(definition))
 
     def peak(self, plan: PlanOnPaper) -> Peak | None:
         """The highest peak over some steps on batches at other addresses each time, made before or

@@ -132,8 +132,7 @@ class Candidate:
 @dataclass(slots=True, eq=False)
 class PlanSearch:
     """The search for the cheapest plan within a budget. `piece_bytes` is the allocator's largest
-    piece, where it has a limit of its own; `answers` are (target, the plan found for it or None),
-    in order."""
+    piece, where it has a limit of its own; `tried` are the calls of the solver, in order."""
 
     task: PlanTask
     costs: Costs
@@ -141,7 +140,7 @@ class PlanSearch:
     solver: SolverCalls = field(init=False)
     notes: list[str] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
-    answers: list[tuple[int, Candidate | None]] = field(default_factory=list)
+    tried: list[Attempt] = field(default_factory=list)
     _predictor: Predictor | None = None
     _seconds: float = 0.0  # what the last plan took to find and predict
 
@@ -192,7 +191,7 @@ class PlanSearch:
 
     def forget(self) -> None:
         self._predictor = None
-        self.candidates, self.answers = [], []
+        self.candidates = []
 
     def _made_predictor(self) -> Predictor:
         task = self.task
@@ -219,8 +218,7 @@ class PlanSearch:
         return candidate.expected_bytes is not None and candidate.expected_bytes <= self.limit_bytes
 
     def _next_target(self) -> int | None:
-        tried = [self._tried(*each) for each in self.answers]
-        target = next_target(self.limit_bytes, self.memory.fixed_bytes, tried)
+        target = next_target(self.limit_bytes, self.memory.fixed_bytes, self.tried)
         return target if self._pays() else None
 
     def _pays(self) -> bool:
@@ -239,13 +237,6 @@ class PlanSearch:
         )
         return TUNING.steps * saved > self._seconds
 
-    def _tried(self, target: int, candidate: Candidate | None) -> Attempt:
-        other, reached = self.memory.other_bytes, self.solver.reached_bytes
-        if candidate is None:
-            return Attempt(target, None, None, reached_bytes=reached and reached + other)
-        asked = candidate.peak_bytes + other
-        return Attempt(target, asked, candidate.expected_bytes, bool(candidate.plan.recomputed))
-
     def _ask(self, target: int) -> bool:
         """False where the user interrupted the solver."""
         started = time.perf_counter()
@@ -255,16 +246,18 @@ class PlanSearch:
         return result is None or result.status is not SolveStatus.INTERRUPTED
 
     def _add(self, target: int, result: SolveResult | None) -> None:
-        candidate = None
+        other, reached = self.memory.other_bytes, self.solver.reached_bytes
+        attempt = Attempt(target, None, None, reached_bytes=reached and reached + other)
         if result is not None and result.plan is not None and result.peak_bytes is not None:
-            candidate = next((each for each in self.candidates if each.plan == result.plan), None)
-            if candidate is None:
-                candidate = Candidate(result, result.plan, result.peak_bytes)
-                self.candidates.append(candidate)
-                self._predict(candidate)
-        self.answers.append((target, candidate))
-        expected = candidate and candidate.expected_bytes
-        log.info("planned for %s: expected to take %s", format_bytes(target), expected)
+            found = next((each for each in self.candidates if each.plan == result.plan), None)
+            if found is None:
+                found = Candidate(result, result.plan, result.peak_bytes)
+                self.candidates.append(found)
+                self._predict(found)
+            asked, recomputes = found.peak_bytes + other, bool(found.plan.recomputed)
+            attempt = Attempt(target, asked, found.expected_bytes, recomputes)
+        self.tried.append(attempt)
+        log.info("planned for %s: expected to take %s", format_bytes(target), attempt.peak_bytes)
 
     def _predict(self, candidate: Candidate) -> None:
         memory, traced = self.memory, self.task.traced

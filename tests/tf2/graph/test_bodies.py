@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from checkmate.tf2.graph.bodies import bodies_of, body_of, called, is_pure, named, only_reads
-from checkmate.tf2.graph.inline import inline
+from checkmate.tf2.graph.passes import inline
 from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
 
 pytestmark = pytest.mark.usefixtures("tensorflow")

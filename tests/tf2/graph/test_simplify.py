@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from keras_models import cnn
 from training import plain_step
 
-from checkmate.tf2.graph.inline import inline
-from checkmate.tf2.graph.simplify import simplify
+from checkmate.tf2.graph.passes import inline, simplify
 
 NAMES = ("first", "second")
 ACTIONS = st.tuples(st.sampled_from(("read", "add", "power")), st.sampled_from(NAMES))
