@@ -30,6 +30,7 @@ import click
 from benchmarks.commands import RowTable, stream
 from benchmarks.process import StepProcess, take_steps
 from benchmarks.training import MIB, compile_annealer
+from benchmarks.workloads import WORKLOADS
 from checkmate.commands.options import (
     NameOf,
     json_option,
@@ -37,7 +38,6 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
-from checkmate.demo import WORKLOADS
 from checkmate.demo.process import last_line
 from checkmate.errors import CheckmateError
 from checkmate.units import parse_bytes
@@ -108,8 +108,7 @@ def train(backend: str, way: str, model: str, batch: int | None) -> None:
     import numpy as np
 
     from benchmarks.ways import in_segments
-    from checkmate.demo.models import workload
-    from checkmate.demo.training import measured
+    from benchmarks.workloads import measured, workload
 
     keras.config.disable_traceback_filtering()
 

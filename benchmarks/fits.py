@@ -20,8 +20,8 @@ from typing import Any
 import click
 
 from benchmarks.commands import RowTable, stream
+from benchmarks.workloads import WORKLOADS
 from checkmate.commands.options import NameOf, json_option, readable_budgets, steps_option
-from checkmate.demo import WORKLOADS
 from checkmate.demo.process import fresh_process, last_line
 from checkmate.errors import CheckmateError
 
@@ -100,7 +100,7 @@ def planned(model: str, batch: int | None, budget: str, steps: int, profile: str
 
 def compiled(model: str, batch: int | None, budget: str) -> tuple[Any, Any]:
     import checkmate
-    from checkmate.demo.models import workload
+    from benchmarks.workloads import workload
 
     work = workload(model, batch)
     arguments = work.model, work.loss, "adam", work.inputs, work.labels
@@ -126,7 +126,7 @@ def on_paper(
     import tensorflow as tf
 
     import checkmate
-    from checkmate.demo.models import workload
+    from benchmarks.workloads import workload
     from checkmate.tf2.graph.trace import trace
     from checkmate.tf2.memory.budget import BATCHES_MADE, bytes_ahead
     from checkmate.tf2.training_step import training_step

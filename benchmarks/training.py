@@ -29,6 +29,7 @@ import click
 
 from benchmarks.commands import RowTable, stream
 from benchmarks.process import StepProcess
+from benchmarks.workloads import WORKLOADS
 from checkmate.commands.options import (
     NameOf,
     json_option,
@@ -36,7 +37,6 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
-from checkmate.demo import WORKLOADS
 from checkmate.demo.process import ProcessDiedError, fresh_process, last_line
 from checkmate.demo.training import loss_difference
 from checkmate.errors import CheckmateError

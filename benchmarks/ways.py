@@ -58,8 +58,7 @@ def train(
     keras.config.disable_traceback_filtering()  # so that an error's last line is its cause
     if cap_bytes:
         limit_memory(cap_bytes)
-    from checkmate.demo.models import workload
-    from checkmate.demo.training import measured
+    from benchmarks.workloads import measured, workload
 
     keras.utils.set_random_seed(0)
     try:
@@ -125,7 +124,7 @@ def plain_peak_bytes(model: str, batch: int | None) -> int:
     import keras
 
     import checkmate
-    from checkmate.demo.models import workload
+    from benchmarks.workloads import workload
 
     work = workload(model, batch)
     optimizer = keras.optimizers.Adam(1e-4)
@@ -180,7 +179,7 @@ def _scope(model: str, way: str) -> AbstractContextManager:
     """The context in which the model is built."""
     import keras
 
-    from checkmate.demo.models import workload
+    from benchmarks.workloads import workload
 
     if way == "remat layers":
         # Keras's scope does not pass `training` on, so it can recompute these layers only.

@@ -33,7 +33,8 @@ FILES = ("sequences", "images", "structures", "layer_kinds", "programs", "own_st
 
 def models() -> dict[str, Callable[..., Any]]:
     """Returns for each name the function that makes the `Workload` or `Task`, large models last."""
-    from checkmate.demo.models import application, lstm, transformer, unet
+    from benchmarks.models import lstm
+    from checkmate.demo.models import application, transformer, unet
 
     found: dict[str, Callable[..., Any]] = {
         "unet": partial(unet, batch=2, size=96),

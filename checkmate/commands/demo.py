@@ -44,14 +44,12 @@ def demo_command(
 ) -> None:
     """Train a model plain and within a budget, and compare.
 
-    Each training runs in its own process, and TensorFlow's allocator measures its memory. If the
-    losses differ, the plain training runs once more, from weights each moved to the next floating
-    point number, which shows the model's sensitivity to rounding.
+    Each training runs in its own process, and TensorFlow's allocator measures its memory.
 
     Exit status: 0 if the measured peak is within the budget and the losses agree, else 1.
 
     JSON: model, device, budget_bytes, within_budget, losses_agree, report, and of the trainings
-    plain, planned and moved (the third one, or null) peak_bytes, step_s, losses and in_use.
+    plain and planned peak_bytes, step_s, losses and in_use.
     """
     with Progress(f"demo of {model}", PHASES) as progress:
         found = run_demo(model, budget, steps, watch=picture is not None, phase=progress.phase)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from checkmate.demo.process import fresh_process
@@ -33,9 +33,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Both trainings, and the planned step's report. If the losses differ by more than
-    `LOSS_TOLERANCE`, `moved` is the plain training from weights each moved to the next floating
-    point number."""
+    """Both trainings, and the planned step's report."""
 
     model: str
     device: str
@@ -43,7 +41,6 @@ class Demo:
     plain: Run
     planned: Run
     report: str = ""
-    moved: Run | None = None
 
     @property
     def within_budget(self) -> bool:
@@ -55,19 +52,14 @@ class Demo:
 
     def sentence(self) -> str:
         share = self.planned.peak_bytes / self.plain.peak_bytes
-        losses = "the same losses" if self.losses_agree else "DIFFERENT losses"
-        if self.moved is not None:
-            losses += (
-                f": by up to {loss_difference(self.plain.losses, self.planned.losses):.1e}; the"
-                " plain step's own differ by up to"
-                f" {loss_difference(self.plain.losses, self.moved.losses):.1e} if each weight"
-                " starts one bit off"
-            )
+        farthest = loss_difference(self.plain.losses, self.planned.losses)
+        losses = "the same" if self.losses_agree else f"DIFFERENT (by up to {farthest:.1e})"
         return (
             f"With a budget of {format_bytes(self.budget_bytes)}, {self.model} trained in"
             f" {format_bytes(self.planned.peak_bytes)} instead of"
             f" {format_bytes(self.plain.peak_bytes)} (measured, {share:.0%}), at"
-            f" {self.planned.step_s / self.plain.step_s:.2f} times the step time, with {losses}."
+            f" {self.planned.step_s / self.plain.step_s:.2f} times the step time, with {losses}"
+            " losses."
         )
 
 
@@ -83,8 +75,8 @@ def run_demo(
     watch: bool = False,
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Demo:
-    """Runs both trainings, and if their losses differ the plain one from moved weights. `phase` is
-    entered with the name of each phase. Raises `CheckmateError` if a process fails."""
+    """Runs both trainings. `phase` is entered with the name of each phase. Raises `CheckmateError`
+    if a process fails."""
 
     def training(*arguments: str) -> tuple[dict[str, Any], Run]:
         found = fresh_process("checkmate.demo.demo", list(arguments))
@@ -98,33 +90,22 @@ def run_demo(
         told, planned = training(*watched, model, str(steps), budget)
     with phase(without):
         _, plain = training(*watched, model, str(steps))
-    found = Demo(
-        model, told["device"], told["budget_bytes"], plain, planned, told.get("report", "")
-    )
-    if found.losses_agree:
-        return found
-    with phase("training plain from moved weights"):
-        return replace(found, moved=training("--moved", model, str(steps))[1])
+    return Demo(model, told["device"], told["budget_bytes"], plain, planned, told.get("report", ""))
 
 
-def train(
-    name: str, steps: int, budget: str | None, *, watch: bool = False, moved: bool = False
-) -> dict[str, Any]:
-    """Trains a workload in this process, from weights each one bit off if `moved`. Returns the
-    fields of `Run`, and device, budget and report."""
+def train(name: str, steps: int, budget: str | None, *, watch: bool = False) -> dict[str, Any]:
+    """Trains a workload in this process. Returns the fields of `Run`, and device, budget and
+    report."""
     import keras
     import tensorflow as tf
 
     from checkmate.demo.models import workload
     from checkmate.demo.training import plain_step, planned_step
     from checkmate.tf2 import device as devices
-    from checkmate.tf2.execution.differences import move_weights
     from checkmate.tf2.memory.profiler import observe
 
     keras.utils.set_random_seed(0)
     work = workload(name)
-    if moved:
-        move_weights(variable.value for variable in work.model.trainable_variables)
     optimizer = keras.optimizers.Adam(1e-4)
     device = devices.training_device()
     step: Any = planned_step(work, optimizer, budget) if budget else plain_step(work, optimizer)
@@ -150,6 +131,9 @@ def train(
 
 
 if __name__ == "__main__":
-    flags = {"watch": "--watch" in sys.argv, "moved": "--moved" in sys.argv}
     model, count, *within = [word for word in sys.argv[1:] if not word.startswith("--")]
-    print(json.dumps(train(model, int(count), within[0] if within else None, **flags)))
+    print(
+        json.dumps(
+            train(model, int(count), within[0] if within else None, watch="--watch" in sys.argv)
+        )
+    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 LOSS_TOLERANCE = 1e-3
 """Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
@@ -44,19 +43,3 @@ def planned_step(work: Any, optimizer: Any, budget: int | str) -> Any:
     return checkmate.tf2.compile(
         work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget
     )
-
-
-class Measured(NamedTuple):
-    """A step: seconds, the allocator's peak, everything resident included, and the loss."""
-
-    seconds: float
-    peak_bytes: int
-    loss: float
-
-
-def measured(call: Callable[[], Any]) -> Measured:
-    from checkmate.tf2 import device as devices
-
-    started = time.perf_counter()
-    loss, _, peak = devices.peak_above(devices.training_device(), lambda: float(call()))
-    return Measured(time.perf_counter() - started, peak, loss)

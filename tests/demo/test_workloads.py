@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from benchmarks.models import layer_normalized, super_resolution
 from checkmate.demo import models
 
 
@@ -14,7 +15,7 @@ def small_unet(normalized):
 @pytest.mark.parametrize(
     ("make", "alone"),
     [
-        (lambda: models.layer_normalized("MobileNet", batch=2, size=32), True),
+        (lambda: layer_normalized("MobileNet", batch=2, size=32), True),
         (lambda: models.application("MobileNet", batch=2, size=32), False),
         (lambda: small_unet(False), True),
         (lambda: small_unet(True), False),
@@ -40,5 +41,5 @@ def test_a_classifier_predicts_once_for_the_whole_sequence(tensorflow):
 
 
 def test_super_resolution_predicts_an_image_of_the_labels_size(tensorflow):
-    work = models.super_resolution(batch=2, size=8, scale=4)
+    work = super_resolution(batch=2, size=8, scale=4)
     assert work.model(work.inputs).shape == work.labels.shape == (2, 32, 32, 3)

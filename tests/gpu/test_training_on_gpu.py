@@ -3,10 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from gpu.nets import NETS, net
 
 import checkmate
-from checkmate.demo.nets import NETS, net
-from checkmate.demo.training import measured, plain_step, planned_step
+from benchmarks.workloads import measured
+from checkmate.demo.training import plain_step, planned_step
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory import budget as budgets
 

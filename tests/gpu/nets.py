@@ -1,5 +1,5 @@
-"""The nets that `checkmate doctor --run` and the tests marked `gpu` train: nets
-small enough for two cores of a CPU, with larger batches on a GPU.
+"""The nets that the tests marked `gpu` train: small enough for two cores of a CPU, with larger
+batches on a GPU.
 
 TensorFlow is imported on the first call.
 """
@@ -25,6 +25,7 @@ def net(name: str, batch: int | None = None) -> Any:
     a GPU eight times as many. Keras's dtype policy stays as it was."""
     import keras
 
+    from benchmarks.models import lstm
     from checkmate.demo import models
     from checkmate.tf2 import device as devices
 
@@ -37,7 +38,7 @@ def net(name: str, batch: int | None = None) -> Any:
         if name.startswith("cnn"):
             return models.unet(batch=size, size=64, widths=(16, 32, 64))
         if name == "lstm":
-            return models.lstm(batch=size, length=32, depth=2)
+            return lstm(batch=size, length=32, depth=2)
         return models.transformer(batch=size, length=64, width=128, depth=3)
     finally:
         keras.config.set_dtype_policy(policy)
