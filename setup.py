@@ -42,8 +42,8 @@ setup(
         "tensorflow>=2.18",  # brings Keras 3
         "numpy>=1.26",
         "cylp>=0.93",  # CBC and CLP
-        "ortools>=9.10",  # SCIP, HiGHS, CP-SAT, GLOP, PDLP
-        "scipy>=1.11",  # its HiGHS solves the snapshot relaxation (scipy.optimize.milp)
+        "ortools>=9.10",  # SCIP, CP-SAT
+        "scipy>=1.11",  # its HiGHS (scipy.optimize.milp) solves the snapshot relaxation
         # Compiles simulated annealing on the user's machine: the package itself needs no compiler.
         "numba>=0.60",
         "networkx>=3.0",  # articulation points, import and export of graphs

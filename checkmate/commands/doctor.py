@@ -35,7 +35,7 @@ PACKAGES = {
 
 SOLVERS = {
     "cylp": ("cylp", "milp, lp_rounding"),
-    "ortools": ("ortools", "milp:scip, milp:highs, milp:cp_sat, retention, lp_rounding:glop"),
+    "ortools": ("ortools", "milp:scip, milp:cp_sat, retention"),
 }
 """Module of a solver package -> name on the package index, and the solvers that need it."""
 

@@ -49,7 +49,6 @@ stays light."""
 
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "milp": ("engine", ("cbc", "scip", "highs", "cp_sat")),
-    "lp_rounding": ("engine", ("clp", "glop", "pdlp")),
     "chen_sqrt_n": ("form", ("ap", "linearized")),
     "chen_greedy": ("form", ("ap", "linearized")),
 }

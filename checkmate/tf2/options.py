@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from checkmate.errors import PlanFileError, SolverUnavailableError, TraceError
+from checkmate.errors import PlanFileError, TraceError
 from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
@@ -98,11 +98,7 @@ class PlanOptions:
     recompute: Patterns = ()
 
     def __post_init__(self) -> None:
-        if not getattr(make_solver(self.solver), "makes_plans", True):
-            raise SolverUnavailableError(
-                f"Solver {self.solver!r} makes no plans, only bounds on their cost, and a step runs"
-                " under a plan. Use solver='auto', whose report has a bound, too."
-            )
+        make_solver(self.solver)  # an unknown name is refused
         object.__setattr__(self, "keep", as_patterns(self.keep))
         object.__setattr__(self, "recompute", as_patterns(self.recompute))
         if self.budget != "auto":

@@ -31,9 +31,7 @@ from checkmate.solvers.backends import engines
 from checkmate.solvers.local.repair import Repair, trim
 from checkmate.solvers.local.stage_plan import StagePlan
 from checkmate.solvers.paper.formulation import formulate
-from checkmate.solvers.paper.lp import raise_relaxation_bound
 from checkmate.solvers.paper.retention import Retention
-from checkmate.solvers.search import Search
 
 FAST = ("auto", "lp_rounding", "retention", "chen_greedy", "revolve", "min_cut")
 
@@ -123,25 +121,6 @@ def test_values_without_bytes_and_ops_without_cost(name):
 def test_a_curve_of_a_graph_that_needs_no_memory():
     nothing = DFGraph(tuple(Op(f"op{i}", (i - 1,) if i else (), 1.0, 0) for i in range(3)), (2,))
     assert [result.cost for result in solve_curve(nothing, [2, "50%"]).results] == [3.0, 3.0]
-
-
-def test_a_rough_engine_does_not_prove_that_a_tight_budget_is_too_small():
-    """At the floor the budget is tight to a few bytes in 2^31, less than what PDLP works to."""
-    large = 2**30
-    ops = (
-        Op("o0", (), 0.2774412504222362, 4),
-        Op("o1", (0,), 0.824869466492772, large + 57),
-        Op("o2", (0, 1), 0.5406831003139515, 4),
-        Op("o3", (1, 2), 0.15566125579947665, 4, recomputable=False),
-        Op("o4", (1, 2), 0.2549866709916921, large + 97),
-        Op("o5", (0, 1), 0.5034787752681321, large + 16),
-    )
-    graph = DFGraph(ops, (5,))
-    lowest = floor(graph).bytes
-    assert cheapest(graph, lowest) is not None
-    search = Search(graph, lowest, time_limit_s=60)
-    raise_relaxation_bound(search, "pdlp")
-    assert not search.infeasible
 
 
 def test_taking_evaluations_back_ends_with_the_time():

@@ -40,7 +40,7 @@ SAME = {f"{name}:{values[0]}" for name, (key, values) in OPTIONS.items() if key 
 NAMES = tuple(name for name in SPELLINGS if name not in SAME)
 VARIANTS = {
     "milp unpartitioned": MILP("scip", partitioned=False),
-    "deterministic_rounding": LPRounding("glop", draws=0),
+    "deterministic_rounding": LPRounding(draws=0),
     "randomized_rounding": LPRounding(thresholds=0),
 }
 """Options of solvers that have no name of their own."""

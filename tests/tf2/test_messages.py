@@ -253,10 +253,6 @@ TABLE = {
         (partial(door, "max_batch", batch_size=8), TypeError, "batch_size: ", "finds the batch"),
         (partial(door, "max_batch", plan="plans"), TypeError, "not take plan: ", "each batch"),
         *((partial(untraced, solver=s), SolverUnavailableError, "state_space") for s in ("gu", 7)),
-        *(
-            (partial(each, solver="lp_bound:glop"), SolverUnavailableError, "makes no plans, only")
-            for each in (untraced, partial(door, "rematerialize"), partial(door, "max_batch"))
-        ),
         (partial(compiled, cost_model="flops"), BudgetError, "profile, roofline, unit"),
         *(
             (partial(PlanOptions, micro_batches=each), TraceError, "is the number of slices")

@@ -4,9 +4,9 @@ library's errors.
 Large problems are solved in a process of their own. So every engine keeps its wall-clock limit,
 Ctrl-C works, and a crash of the package becomes an error. Small problems are solved in this
 process, which takes less time than a new one; afterwards the handler of Ctrl-C is restored. All
-problems are solved in processes of their own if packages conflict: CP-SAT, HiGHS, GLOP or PDLP of
-OR-tools 9.15 with TensorFlow 2.21 loaded ends the process, and OR-tools and highspy cannot be
-imported into one process.
+problems are solved in processes of their own if packages conflict: CP-SAT of OR-tools 9.15 with
+TensorFlow 2.21 loaded ends the process, and OR-tools and highspy cannot be imported into one
+process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from typing import Any
 import numpy as np
 
 from checkmate.errors import CheckmateError, SolverFailedError, SolverUnavailableError
-from checkmate.solvers.backends.matrices import LP_ENGINES, Answer, AnswerStatus, MatrixProblem
+from checkmate.solvers.backends.matrices import Answer, AnswerStatus, MatrixProblem
 from checkmate.solvers.backends.ortools_intervals import IntervalAnswer, IntervalProblem
 
 ENGINES = {
     **dict.fromkeys(("cbc", "clp"), "checkmate.solvers.backends.cbc"),
-    **dict.fromkeys(
-        ("scip", "highs", "cp_sat", "glop", "pdlp"), "checkmate.solvers.backends.ortools"
-    ),
-    "scipy": "checkmate.solvers.backends.scipy",
+    **dict.fromkeys(("scip", "cp_sat"), "checkmate.solvers.backends.ortools"),
+    "highs": "checkmate.solvers.backends.scipy",
 }
 """Engine -> the module that imports its package in a function."""
 
@@ -72,7 +70,7 @@ def solve_matrices(
     """
     if engine not in ENGINES:
         raise SolverUnavailableError(f"There is no engine {engine!r}. Known: {', '.join(ENGINES)}.")
-    scale = 1.0 if engine in LP_ENGINES else OBJECTIVE
+    scale = 1.0 if engine == "clp" else OBJECTIVE
     scaled = replace(problem, cost=scale * problem.cost)
     question = {"problem": scaled, "engine": engine, "time_limit_s": time_limit_s, "start": start}
     size = "{} rows and {} columns".format(*problem.shape)

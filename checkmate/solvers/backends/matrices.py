@@ -7,9 +7,6 @@ from enum import Enum
 
 import numpy as np
 
-LP_ENGINES = ("clp", "glop", "pdlp")
-"""Engines that solve the relaxation: they ignore `MatrixProblem.integer`."""
-
 ROUNDING = 1e-10
 """The most that floating point can add to a bound, if costs are shares of 1."""
 
@@ -20,7 +17,7 @@ class MatrixProblem:
     whole.
 
     Args:
-      integer: (columns,) bool; LP engines ignore it.
+      integer: (columns,) bool; CLP ignores it.
       start: (rows + 1,) where each row of A begins in `column` and `value` (CSR, columns ascending
         in a row).
       column: (nonzeros,) column of each entry.
@@ -106,9 +103,8 @@ class Answer:
 
     Attributes:
       x: (columns,) values, present iff OPTIMAL or FEASIBLE.
-      bound: Lower bound on the objective, or -inf. From LP engines it is `MatrixProblem.dual_bound`
-        at their multipliers, hence valid; from the others it is up to their tolerances (about
-        1e-6).
+      bound: Lower bound on the objective, or -inf. From CLP it is `MatrixProblem.dual_bound` at its
+        multipliers, hence valid; from the others it is up to their tolerances (about 1e-6).
     """
 
     status: AnswerStatus

@@ -22,7 +22,7 @@ def load() -> None:
 def solve(
     problem: MatrixProblem,
     *,
-    engine: str = "scipy",
+    engine: str = "highs",
     time_limit_s: float,
     start: np.ndarray | None = None,
     nodes: int | None = None,

@@ -2,10 +2,9 @@
 
 Bound: `formulation.relax` without integrality. Its optimum is at most the cost of any plan within
 the budget, in the graph's order of first evaluations, however often and in whatever order it
-recomputes. The bound is computed from the engine's multipliers (`MatrixProblem.dual_bound`), so
-that an engine of low accuracy, or PDLP or GLOP out of time, gives a weaker bound but never a wrong
-one. CLP out of time gives none. The relaxation has about n^2 columns; if building them takes more
-than a fifth of the time, there is no bound.
+recomputes. The bound is computed from CLP's multipliers (`MatrixProblem.dual_bound`), so that its
+tolerances give a weaker bound but never a wrong one; out of time it gives none. The relaxation has
+about n^2 columns; if building them takes more than a fifth of the time, there is no bound.
 
 Rounding: the program's relaxation gives fractions for S. Phase one rounds S alone: at a threshold,
 or at random. Phase two follows from S: from the last stage to the first, an op runs if its value is
@@ -34,18 +33,18 @@ from checkmate.solvers.paper.formulation import DOES_NOT_FIT, formulate, relax
 from checkmate.solvers.search import Search
 
 SECONDS, HANDING_OVER = 2e-6, 0.2
-"""Seconds per column to build the program and pass it to an engine and back, and the largest share
+"""Seconds per column to build the program and pass it to CLP and back, and the largest share
 of the time for that."""
 
 
-def raise_relaxation_bound(search: Search, engine: str, *, share: float = 1.0) -> None:
+def raise_relaxation_bound(search: Search, *, share: float = 1.0) -> None:
     """Solves the relaxation in a share of the time that is left, and reports its bound."""
     handing_over_s = SECONDS * len(search.graph) ** 2
     if handing_over_s > HANDING_OVER * search.remaining_s:
-        return  # the rest would not suffice for any engine
+        return  # the rest would not suffice
     relaxation = relax(search.graph, search.budget_bytes)
     seconds = max(0.0, share * search.remaining_s - handing_over_s)
-    answer = solve_matrices(relaxation.problem, engine=engine, time_limit_s=seconds)
+    answer = solve_matrices(relaxation.problem, engine="clp", time_limit_s=seconds)
     if answer.status is AnswerStatus.INFEASIBLE:
         search.prove_infeasible(DOES_NOT_FIT)
     else:
@@ -57,7 +56,6 @@ class LPRounding:
     """Solves the relaxation and rounds it.
 
     Args:
-      engine: "clp", "glop" or "pdlp".
       max_ops: Graphs with more ops are grouped into at most this many.
       epsilons: Shares of the memory that the relaxation may not use, one solution each.
       thresholds: Number of thresholds tried on each solution, 1/2 and quantiles of its fractions; 0
@@ -65,7 +63,6 @@ class LPRounding:
       draws: Number of random roundings of each solution; 0 for deterministic rounding alone.
     """
 
-    engine: str = "clp"
     max_ops: int = 150
     epsilons: tuple[float, ...] = (0.0, 0.1, 0.2)
     thresholds: int = 19
@@ -76,7 +73,7 @@ class LPRounding:
     def run(self, search: Search) -> None:
         coarse = coarsen(search.graph, max_ops=self.max_ops)
         if coarse.after is search.graph:
-            raise_relaxation_bound(search, self.engine, share=0.25)
+            raise_relaxation_bound(search, share=0.25)
         if search.infeasible:
             return
         generator = np.random.default_rng(self.seed)
@@ -86,7 +83,7 @@ class LPRounding:
                 coarse.after, coarse.after.fixed_bytes + int((1 - epsilon) * memory)
             )
             time_limit_s = search.remaining_s / (len(self.epsilons) - position)
-            answer = solve_matrices(program.problem, engine=self.engine, time_limit_s=time_limit_s)
+            answer = solve_matrices(program.problem, engine="clp", time_limit_s=time_limit_s)
             if answer.x is None:
                 continue
             for S in self._roundings(program.fractions(answer.x)[1], generator):

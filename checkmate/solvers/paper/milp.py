@@ -43,7 +43,7 @@ class MILP:
     """Solves the paper's program.
 
     Args:
-      engine: "cbc", "scip", "highs", "cp_sat" or "scipy".
+      engine: "cbc", "scip", "highs" or "cp_sat".
       partitioned: Whether the program is the one of frontier-advancing stages. The other one is for
         comparison: its optimum can be cheaper, as an op may run for the first time in any stage,
         but engines solve it for about ten ops at most.

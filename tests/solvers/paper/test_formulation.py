@@ -305,6 +305,6 @@ def test_the_partitioned_relaxation_is_tight_on_chains(budget_bytes, cost):
     graph = training_chain(8, sizes=(1,))
     program = formulate(graph, budget_bytes)
     integer = optimum(program)
-    relaxed = solve_matrices(program.problem, engine="glop", time_limit_s=60)
+    relaxed = solve_matrices(program.problem, engine="clp", time_limit_s=60)
     assert program.cost(integer.bound) == pytest.approx(cost)
     assert 1 - 1e-6 <= integer.bound / relaxed.bound < 1.2
