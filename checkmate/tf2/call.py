@@ -42,14 +42,10 @@ def python_state(step: Callable | None) -> dict[str, Any]:
     elif holder is not None and not isinstance(holder, tf.Module):
         names |= {f"self.{name}": value for name, value in getattr(holder, "__dict__", {}).items()}
     return {
-        name: _state_of(value)
+        name: len(value) if isinstance(value, (list, dict, set)) else value
         for name, value in names.items()
         if isinstance(value, (int, float, str, list, dict, set))
     }
-
-
-def _state_of(value: Any) -> Any:
-    return len(value) if isinstance(value, (list, dict, set)) else value
 
 
 @tf.autograph.experimental.do_not_convert

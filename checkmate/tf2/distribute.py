@@ -19,15 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from checkmate.core.files import fingerprint
-from checkmate.core.replay import replay
 from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, analyse, same_graph
 from checkmate.tf2.memory.budget import auto_budget
 from checkmate.tf2.memory.scratch import give_own_memory
@@ -179,7 +178,8 @@ class ReplicatedFunction(PlannedFunction):
         """The part's options. A smaller batch than the first has its budget and slices of no more
         examples."""
         options = replace(self._options, budget=self._budget_of_a_part())
-        if self._is_largest(first):
+        largest = self.steps[0].planned.traced if self._steps else None
+        if largest is None or first.plain_peak_bytes() > largest.plain_peak_bytes():
             return options
         micro = self.report().micro_batches
         count = Slices(examples_of(specs), micro.size).count if micro else 1
@@ -193,17 +193,7 @@ class ReplicatedFunction(PlannedFunction):
         if devices.allocator_reports(device) or is_share(budget):
             return budget
         count = auto_budget(device) if budget == "auto" else parse_bytes(budget)
-        variables = sum(
-            int(np.prod(each.shape)) * tf.as_dtype(each.dtype).size
-            for each in self._optimizer.variables
-        )
-        return max(1, count - variables)
-
-    def _is_largest(self, traced: TracedStep) -> bool:
-        def peak(traced: TracedStep) -> int:
-            return replay(traced.graph, traced.plain_plan()).peak_bytes
-
-        return not self._steps or peak(traced) > peak(self.steps[0].planned.traced)
+        return max(1, count - known_bytes(each.value for each in self._optimizer.variables))
 
 
 class ReplicatedFit(ReplicatedFunction):

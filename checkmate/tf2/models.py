@@ -82,12 +82,8 @@ def workload(
     """Returns the model with its loss and the specs of a batch; see `step_on_paper`."""
     if ":" in model and not os.path.exists(model):
         return _from_function(model, batch, size, loss)
-    return _from_keras(model, batch, size, loss)
-
-
-def _from_keras(name: str, batch: int, size: int | None, loss: str | None) -> Workload:
-    model = _loaded(name) if name.endswith(".keras") else application(name, size)
-    return _specified(model, _loss(model, loss), batch, size)
+    found = _loaded(model) if model.endswith(".keras") else application(model, size)
+    return _specified(found, _loss(found, loss), batch, size)
 
 
 def _check_file(path: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from checkmate.core.replay import replay
 from checkmate.errors import CheckmateError, TraceError
 from checkmate.plot.usage import PARTS, layers, usage
 from checkmate.progress import Progress
@@ -333,7 +332,7 @@ def _ways(
             tried.append(f"Not in slices of the batch: {error}")
             break
         graph = with_all_variables(paper.traced, part, with_costs(part, "roofline"))
-        peak = replay(graph, part.plain_plan()).peak_bytes
+        peak = part.plain_peak_bytes(graph)
         if peak <= budget:
             slowdown = slices.count * graph.total_cost / plain_cost
             what = door.format(f"micro_batches={slices.count}")

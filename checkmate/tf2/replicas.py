@@ -19,7 +19,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.deferred_update import components, deferred_update
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned
 from checkmate.units import format_bytes
@@ -206,7 +206,7 @@ def exchange_bytes(gradients: Any) -> int:
     """The bytes per device of the exchange of gradients: they are packed into one tensor while each
     is in memory."""
     flat = tf.nest.flatten(gradients, expand_composites=True)
-    return 2 * sum(tensor_bytes(each) or 0 for each in flat if each is not None)
+    return 2 * known_bytes(each for each in flat if each is not None)
 
 
 class WholeStep:

@@ -21,7 +21,7 @@ from checkmate.tf2.graph.operations import (
     source_of,
     static_shape,
 )
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes, tensor_bytes
 from checkmate.tf2.ops.rule import Fusion, Pooling, Role
 from checkmate.tf2.ops.table import rule_of
 
@@ -75,7 +75,7 @@ class IsolatedOps:
     @property
     def touched_bytes(self) -> int:
         made = [tensor for operation in self.group for tensor in operation.outputs]
-        return sum(tensor_bytes(tensor) or 0 for tensor in (*self.arguments, *made))
+        return known_bytes((*self.arguments, *made))
 
     def signature(self) -> str:
         """A digest of all that decides about time and memory."""

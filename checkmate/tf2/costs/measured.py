@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from checkmate.core.footprint import Footprint
 from checkmate.core.graph import DFGraph
-from checkmate.core.op import Op
-from checkmate.core.replay import replay
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs import chain
@@ -77,7 +75,9 @@ def costs_of(
             for d in found.in_place
             if d in op.deps and traced.graph.ops[d].output_bytes >= op.output_bytes
         }
-        ops.append(_with_cost(op, found, {*op.in_place} | seen))
+        space = max(op.workspace_bytes, found.workspace_bytes)
+        in_place = tuple(sorted({*op.in_place} | seen))
+        ops.append(replace(op, cost=found.seconds, workspace_bytes=space, in_place=in_place))
         # A final write to a variable has none.
         pairs = zip(group, found.footprints, strict=False)
         footprints |= {operation.name: each for operation, each in pairs if each}
@@ -119,7 +119,7 @@ def to_measure(
 ) -> tuple[list[IsolatedOps], list[str | None]]:
     """The ops of each group, and the signature of those that are measured; None for the others."""
     least = MEASURED_TIME * sum(estimate.seconds for estimate in estimates)
-    large = MEASURED_BYTES * replay(traced.graph, traced.plain_plan()).peak_bytes
+    large = MEASURED_BYTES * traced.plain_peak_bytes()
     parts = zip(traced.groups, traced.values, traced.taken, estimates, strict=True)
     isolated = [
         IsolatedOps(group, values, taken, TIMES if least <= estimate.seconds < SHORT_S else 1)
@@ -152,12 +152,3 @@ def completed(
             deps = tuple(number.get(ops.arguments[k].op, -1) for k in each.in_place)
             measurements.append(replace(each, in_place=deps))
     return measurements
-
-
-def _with_cost(op: Op, found: Measurement, in_place_deps: set[int]) -> Op:
-    return replace(
-        op,
-        cost=found.seconds,
-        workspace_bytes=max(op.workspace_bytes, found.workspace_bytes),
-        in_place=tuple(sorted(in_place_deps)),
-    )

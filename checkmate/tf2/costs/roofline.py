@@ -13,7 +13,7 @@ from checkmate.tf2.costs.cache import Measurement
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.bodies import body_of
 from checkmate.tf2.graph.operations import is_loop
-from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
+from checkmate.tf2.graph.sizes import LoopSizes, known_bytes, tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.table import rule_of
 
@@ -114,7 +114,7 @@ def roofline(
 def roofline_s(operation: tf.Operation, rates: Rates) -> float:
     """Estimated seconds: a launch, and the larger of FLOPs / FLOP rate and bytes read and written /
     memory bandwidth."""
-    touched = sum(tensor_bytes(tensor) or 0 for tensor in (*operation.inputs, *operation.outputs))
+    touched = known_bytes((*operation.inputs, *operation.outputs))
     return LAUNCH_S + max(_flops(operation) / rates.flops_per_s, touched / rates.bytes_per_s)
 
 

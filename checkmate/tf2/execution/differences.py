@@ -244,14 +244,16 @@ def evaluations(
     for i, times in Counter(plan.computed).items():
         for operation in traced.groups[i]:
             expected |= {f"{operation.name}{EVALUATION_MARK}{k}": operation for k in range(times)}
-            if times > 1 and not _may_repeat(traced, operation):
+            changes = times > 1 and is_stateful(operation)
+            if changes and not bodies.only_reads(traced.function.graph, operation):
                 again.append(operation.name)
     ran, requested = _times_run(seen), _times_run(dict.fromkeys(((name, "") for name in asked), 1))
     missing = [
         name
         for name, o in expected.items()
         if not (ran[name] or requested[name] or may_vanish(o))
-        and (kernels_are_traced or _must_request_memory(o))
+        # The output of a product or a convolution cannot be written over an input.
+        and (kernels_are_traced or rule_of(o.type).flops is not None)
     ]
     # The fused kernel may also have the name of an op that is too small to be planned.
     fused_kernels = sum("Fused" in kernel or "WithBias" in kernel for _, kernel in seen)
@@ -306,15 +308,6 @@ def may_vanish(operation: tf.Operation) -> bool:
     return bool(operation.inputs) and all(
         is_constant(tensor.op) or may_vanish(tensor.op) for tensor in operation.inputs
     )
-
-
-def _must_request_memory(operation: tf.Operation) -> bool:
-    """True for a product or a convolution: its output cannot be written over an input."""
-    return rule_of(operation.type).flops is not None
-
-
-def _may_repeat(traced: TracedStep, operation: tf.Operation) -> bool:
-    return not is_stateful(operation) or bodies.only_reads(traced.function.graph, operation)
 
 
 def _times_run(seen: Mapping[tuple[str, str], int]) -> Counter[str]:

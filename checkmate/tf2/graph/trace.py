@@ -17,6 +17,7 @@ from checkmate.core.files import fingerprint
 from checkmate.core.graph import DFGraph
 from checkmate.core.op import Op
 from checkmate.core.plan import Plan
+from checkmate.core.replay import replay
 from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
@@ -131,6 +132,10 @@ class TracedStep:
 
     def plain_plan(self) -> Plan:
         return Plan.from_order(self.graph, self.plain_order)
+
+    def plain_peak_bytes(self, graph: DFGraph | None = None) -> int:
+        """The peak of the plain step by the judge's count, where `graph` has other costs."""
+        return replay(graph or self.graph, self.plain_plan()).peak_bytes
 
 
 def trace(

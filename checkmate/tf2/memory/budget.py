@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate.core.replay import replay
 from checkmate.tf2 import device as devices
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import observe
 from checkmate.tf2.ops.table import rule_of
@@ -117,16 +116,15 @@ with six in none of 15."""
 
 
 def argument_bytes(traced: TracedStep) -> int:
-    return sum(tensor_bytes(tensor) or 0 for tensor in traced.argument_tensors())
+    return known_bytes(traced.argument_tensors())
 
 
 def bytes_ahead(traced: TracedStep, batches: int) -> int:
     """The bytes of the batches that a pipeline makes while a step runs: of at least `batches`, none
     for 0."""
     taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
-    from_iterators = sum(tensor_bytes(tensor) or 0 for o in taken for tensor in o.outputs)
-    one = argument_bytes(traced) + from_iterators
-    return ahead(batches, one, replay(traced.graph, traced.plain_plan()).peak_bytes)
+    one = argument_bytes(traced) + sum(known_bytes(o.outputs) for o in taken)
+    return ahead(batches, one, traced.plain_peak_bytes())
 
 
 def ahead(batches: int, batch_bytes: int, plain_peak_bytes: int) -> int:

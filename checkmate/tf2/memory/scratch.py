@@ -30,7 +30,7 @@ def give_own_memory(variables: Iterable[tf.Variable]) -> None:
     keeps its buffer.
     """
     for variable in variables:
-        if not _has_value(variable):
+        if not tf.raw_ops.VarIsInitializedOp(resource=variable.handle):
             continue
         if can_be_filled(variable) and variable.shape.rank <= _MAX_DIMENSIONS:
             _write_nothing(variable)
@@ -55,10 +55,6 @@ def _write_nothing(variable: tf.Variable) -> None:
         )
         # The write enabled it.
         tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
-
-
-def _has_value(variable: tf.Variable) -> bool:
-    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
 class Scratch:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import replay
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.auto.solver import Auto
 from checkmate.solvers.curve import Curve, solve_curve
@@ -227,7 +226,7 @@ class PlanSearch:
         found, cost_model = self.cheapest(), self.task.request.options.cost_model
         if found is None or found.expected_bytes is None or cost_model == "unit":
             return True
-        plain = replay(self.graph, self.task.traced.plain_plan()).peak_bytes
+        plain = self.task.traced.plain_peak_bytes(self.graph)
         saved = could_save(
             _cost(found.result),
             self.graph.total_cost,

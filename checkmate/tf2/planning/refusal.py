@@ -131,7 +131,8 @@ class Refusal:
         """The refusal in the user's terms, with what would work: the smallest budget, the largest
         batch."""
         search, memory = self.search, self.search.memory
-        budget, lowest = memory.limit_bytes, self._binding()
+        budget, needs = memory.limit_bytes, needs_apart(search.task.traced, search.graph)
+        lowest = max(needs, key=lambda need: need.bytes)
         counted = floor(search.graph).bytes + memory.other_bytes
         proven = lowest.bytes + memory.other_bytes
         proven -= search.task.traced.small_bytes + memory.next_batch_bytes
@@ -155,10 +156,6 @@ class Refusal:
             best_peak_bytes=best,
             smallest_budget_bytes=self.smallest_bytes,
         )
-
-    def _binding(self) -> Need:
-        found = needs_apart(self.search.task.traced, self.search.graph)
-        return max(found, key=lambda need: need.bytes)
 
     def _found(self, counted: int) -> str:
         search, error = self.search, self.search.solver.refusal

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
-from checkmate.core.replay import replay
 from checkmate.progress import Progress
 from checkmate.solvers.result import SolveResult
 from checkmate.tf2 import device as devices
@@ -269,7 +268,7 @@ class PlanTask:
         if not self.reports or self.paper_bytes:
             return ANY_SIZE
         device, other = devices.training_device(), self.other_bytes
-        plain = replay(self.traced.graph, self.traced.plain_plan()).peak_bytes + other
+        plain = self.traced.plain_peak_bytes() + other
         needed = min(plain, self.budget_bytes or self.request.resolve(plain, other))
         has_limit = devices.cap_bytes(device) is not None
         if not has_limit:  # the system provides memory when it is first written to

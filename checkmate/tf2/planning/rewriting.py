@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from checkmate.core.replay import replay
 from checkmate.errors import (
     InfeasibleBudgetError,
     NoPlanFoundError,
@@ -62,8 +61,7 @@ class Rewriting:
         """With the budget in bytes and the figures of the plain step, whose ops are measured where
         the budget is a share of its peak, or where it fits on the device."""
         task = replace(task, request=request)
-        plain = replay(task.traced.graph, task.traced.plain_plan())
-        peak, cost = plain.peak_bytes + task.other_bytes, None
+        peak, cost = task.traced.plain_peak_bytes() + task.other_bytes, None
         free = free_or_none(devices.training_device())
         fits = free is not None and peak <= free
         if measures and (is_share(request.options.budget) or fits):

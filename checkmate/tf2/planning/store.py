@@ -43,7 +43,7 @@ from checkmate.solvers.layer_rules import LayerRules
 from checkmate.solvers.result import SolveResult, SolveStats, SolveStatus
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.replay import Replayed
-from checkmate.tf2.graph.sizes import tensor_bytes
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.ops.rule import Shares
@@ -65,12 +65,12 @@ def parts_of(traced: TracedStep) -> dict[str, str]:
     order. Small values, whose planning depends on the whole step, are left out, and so are counters
     and averages, which the forward pass updates."""
     found: dict[str, list[Any]] = {part: [] for part in PARTS}
-    least = SMALL_SHARE * max(map(_bytes, chain.from_iterable(traced.groups)))
+    least = SMALL_SHARE * max(known_bytes(o.outputs) for o in chain.from_iterable(traced.groups))
     needed = _before_gradients(traced)
     for op, group in zip(traced.graph.ops, traced.groups, strict=True):
         for operation in group:
             counts = not op.is_backward and not operation.outputs
-            if counts or (operation.outputs and _bytes(operation) < least):
+            if counts or (operation.outputs and known_bytes(operation.outputs) < least):
                 continue
             is_gradient = _is_gradient(operation)
             part = PARTS[1 if is_gradient else 2 * (op.is_backward or operation not in needed)]
@@ -102,10 +102,6 @@ def _is_gradient(operation: tf.Operation) -> bool:
     update's ops begin with the optimizer's."""
     adds = rule_of(operation.type).shares is Shares.IDLE_SUM and "/" not in operation.name
     return operation.name.startswith("gradient_tape/") or adds
-
-
-def _bytes(operation: tf.Operation) -> int:
-    return sum(tensor_bytes(tensor) or 0 for tensor in operation.outputs)
 
 
 log = logging.getLogger("checkmate")
@@ -224,7 +220,7 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
 def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
     graph = _with_costs(path, traced.graph, data["costs"])
     timeline = replay(graph, plan)
-    plain = replay(graph, traced.plain_plan()).peak_bytes
+    plain = traced.plain_peak_bytes(graph)
     peak = timeline.peak_bytes
     otherwise = {"plain_bytes": plain, "rise_bytes": max(0, peak - traced.between_bytes)}
     needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
