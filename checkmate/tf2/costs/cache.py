@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,40 +46,33 @@ def forget() -> None:
     _of_process.clear()
 
 
-class CostCache:
-    """The measurements of one device, for use in a `with` statement. At its end new ones are
-    written to disk, also after an interruption. A file that is damaged, or that cannot be written,
-    is a note in the log. `device` describes the device and the software measured; `entries` are the
-    measurements of this process and of the disk."""
+@contextmanager
+def cost_cache(device: str) -> Iterator[Entries]:
+    """The measurements of one device, of this process and of the disk; `device` describes the
+    device and the software measured. At the end of the block new ones are written to disk, also
+    after an interruption. A file that is damaged, or that cannot be written, is a note in the
+    log."""
+    path = cache_folder() / f"profile-{hashlib.sha256(device.encode()).hexdigest()[:12]}.json"
 
-    def __init__(self, device: str):
-        self._device = device
-        name = hashlib.sha256(device.encode()).hexdigest()[:12]
-        self._path = cache_folder() / f"profile-{name}.json"
-        self.entries: Entries = {}
-        self._count = 0
-
-    def __enter__(self) -> CostCache:
-        self.entries = _of_process.setdefault(self._device, {})
-        if not self.entries:
-            self.entries.update(self._read())
-        self._count = len(self.entries)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if len(self.entries) == self._count:
-            return
-        rows = {key: row(found) for key, found in (self._read() | self.entries).items() if found}
-        data = {"format": FORMAT, "version": VERSION, "device": self._device, "entries": rows}
-        write_cached(self._path, data)
-
-    def _read(self) -> Entries:
-        return read_cached(self._path, self._parsed) or {}
-
-    def _parsed(self, data: dict[str, Any]) -> Entries:
-        if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, self._device):
+    def parsed(data: dict[str, Any]) -> Entries:
+        if (data["format"], data["version"], data["device"]) != (FORMAT, VERSION, device):
             return {}
         return {str(key): measurement(each) for key, each in data["entries"].items()}
+
+    def read() -> Entries:
+        return read_cached(path, parsed) or {}
+
+    entries = _of_process.setdefault(device, {})
+    if not entries:
+        entries.update(read())
+    count = len(entries)
+    try:
+        yield entries
+    finally:
+        if len(entries) > count:
+            rows = {key: row(found) for key, found in (read() | entries).items() if found}
+            data = {"format": FORMAT, "version": VERSION, "device": device, "entries": rows}
+            write_cached(path, data)
 
 
 def row(found: Measurement) -> list[Any]:

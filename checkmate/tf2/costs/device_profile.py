@@ -21,7 +21,7 @@ from checkmate.core.fields import COUNT, OBJECT, TEXT, Kind, field, is_number, r
 from checkmate.core.json_files import read_json, write_json
 from checkmate.errors import BudgetError, PlanFileError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.cache import CostCache, Entries, Measurement, measurement, row
+from checkmate.tf2.costs.cache import Entries, Measurement, cost_cache, measurement, row
 from checkmate.tf2.costs.measured import completed, profile, to_measure
 from checkmate.tf2.costs.roofline import NAMED, OTHER, Rates, rates_of, roofline
 from checkmate.tf2.graph.trace import TracedStep
@@ -88,8 +88,8 @@ class DeviceProfile:
         profile(traced, on_progress)
         _, keys = to_measure(traced, roofline(traced, on_progress))
         name = devices.describe(device)
-        with CostCache(f"{name} / TensorFlow {tf.__version__}") as cache:
-            entries = {key: cache.entries[key] for key in keys if key and cache.entries.get(key)}
+        with cost_cache(f"{name} / TensorFlow {tf.__version__}") as known:
+            entries = {key: known[key] for key in keys if key and known.get(key)}
         return cls(name, free_bytes(device), rates_of(device), entries, tf.__version__)
 
     @property

@@ -17,7 +17,7 @@ from checkmate.core.graph import DFGraph
 from checkmate.errors import BudgetError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs import chain
-from checkmate.tf2.costs.cache import CostCache, Entries, Measurement
+from checkmate.tf2.costs.cache import Entries, Measurement, cost_cache
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.roofline import roofline, unit
 from checkmate.tf2.graph.bodies import called
@@ -92,11 +92,11 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     device = devices.training_device()
     estimates = roofline(traced, on_progress)
     isolated, keys = to_measure(traced, estimates)
-    with CostCache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as cache:
+    with cost_cache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as known:
         missing = {
             key: (estimate.seconds, each)
             for key, each, estimate in zip(keys, isolated, estimates, strict=True)
-            if key is not None and key not in cache.entries
+            if key is not None and key not in known
         }
         key_of = {each: key for key, (_, each) in missing.items()}
         # Ops of similar length are timed together.
@@ -107,9 +107,9 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
         not_seen: Entries = {}  # another profile was being taken
         for done, (each, measurement) in enumerate(chain.measured(by_time, device, reports), 1):
             is_whole = measurement is None or measurement.footprints or not reports
-            (cache.entries if is_whole else not_seen)[key_of[each]] = measurement
+            (known if is_whole else not_seen)[key_of[each]] = measurement
             on_progress(done, len(missing))
-        entries = cache.entries | not_seen
+        entries = known | not_seen
         found = [entries.get(key) if key is not None else None for key in keys]
     return completed(traced, isolated, found, estimates)
 

@@ -4,6 +4,7 @@ input shapes: memory, cost, and the shapes and types of its outputs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -116,6 +117,7 @@ class OutputSpec:
         self.on_tapes = private_api.on_tapes(shape, dtype)
 
 
+@dataclass(slots=True, eq=False)
 class Needs:
     """Memory and cost of one op type at certain input shapes.
 
@@ -125,35 +127,21 @@ class Needs:
         allocator's figure.
       outputs: Its outputs, or None where their shapes are not known before the op runs.
       steady: They are the same whenever it runs.
-      measured: It has run so often (`runs`) that the allocator's report of the last run counts.
+      runs: After how many more runs the allocator's report counts.
+      measured: It has run so often that the report of the last run counts.
     """
 
-    __slots__ = (
-        "_runs",
-        "bytes",
-        "cost",
-        "is_view",
-        "least_bytes",
-        "measured",
-        "outputs",
-        "steady",
-    )
+    cost: float
+    least_bytes: int
+    bytes: int
+    outputs: list[OutputSpec] | None = None
+    steady: bool = False
+    is_view: bool = False
+    runs: int = 1
+    measured: bool = False
 
-    def __init__(
-        self,
-        cost: float,
-        least_bytes: int,
-        guess_bytes: int,
-        outputs: list[OutputSpec] | None = None,
-        *,
-        steady: bool = False,
-        is_view: bool = False,
-        runs: int = 1,
-    ):
-        self.cost, self.least_bytes, self.bytes = cost, least_bytes, guess_bytes
-        self.outputs = outputs
-        self.steady, self.is_view = steady or outputs is not None, is_view
-        self.measured, self._runs = False, runs
+    def __post_init__(self) -> None:
+        self.steady = self.steady or self.outputs is not None
 
     def learn(self, used_bytes: int, held_bytes: int) -> None:
         """The allocator reported a peak of `used_bytes`, and `held_bytes` after the op: its
@@ -163,8 +151,8 @@ class Needs:
             if self.outputs is None
             else self.least_bytes + max(0, used_bytes - max(held_bytes, self.least_bytes))
         )
-        self._runs -= 1
-        self.measured = self._runs <= 0
+        self.runs -= 1
+        self.measured = self.runs <= 0
 
     def raise_to(self, used_bytes: int) -> None:
         self.bytes = max(self.bytes, used_bytes)
