@@ -24,14 +24,13 @@ import tensorflow as tf
 from checkmate.core.files import fingerprint
 from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, analyse, same_graph
 from checkmate.tf2.memory.budget import auto_budget
 from checkmate.tf2.memory.scratch import give_own_memory
 from checkmate.tf2.options import PlanOptions
-from checkmate.tf2.planned_function import PlannedFunction
+from checkmate.tf2.planned_function import Call, PlannedFunction
 from checkmate.tf2.planning.request import Planned, PlanRequest
 from checkmate.tf2.planning.sliced_steps import on_replicas
 from checkmate.tf2.replicas import (

@@ -10,12 +10,11 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from checkmate.errors import TraceError
-from checkmate.tf2.call import Call
 from checkmate.tf2.distribute import ReplicatedFunction
 from checkmate.tf2.error_text import spec_meant
 from checkmate.tf2.graph.trace import python_of
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planned_function import Arguments, PlannedFunction, Result
+from checkmate.tf2.planned_function import Arguments, Call, PlannedFunction, Result
 from checkmate.units import Bytes
 
 _OF_THE_STEP = {

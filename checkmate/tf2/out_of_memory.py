@@ -17,7 +17,6 @@ from checkmate.errors import CheckmateError, TraceError
 from checkmate.plot.usage import PARTS, layers, usage
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
-from checkmate.tf2.call import Call
 from checkmate.tf2.costs.device_profile import DeviceProfile
 from checkmate.tf2.costs.measured import with_costs
 from checkmate.tf2.costs.roofline import rates_of
@@ -28,6 +27,7 @@ from checkmate.tf2.graph.trace import trace
 from checkmate.tf2.keras2 import EveryKerasCallback
 from checkmate.tf2.memory.budget import argument_bytes, auto_budget
 from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planned_function import Call
 from checkmate.tf2.rewrites.slices import Slices
 from checkmate.tf2.rewrites.step import Step, with_all_variables
 from checkmate.tf2.rewrites.tile import Tile

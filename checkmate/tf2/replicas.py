@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from checkmate.errors import CheckmateError, TraceError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.call import Call
 from checkmate.tf2.compile import PlannedStep
 from checkmate.tf2.deferred_update import components, deferred_update
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.options import PlanOptions
+from checkmate.tf2.planned_function import Call
 from checkmate.tf2.planning.request import Planned
 from checkmate.units import format_bytes
 

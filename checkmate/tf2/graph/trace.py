@@ -22,11 +22,10 @@ from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.flat_graph import FlatGraph
-from checkmate.tf2.graph.fusing import Group, values_of
 from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_loop, variable_read
-from checkmate.tf2.graph.ordering import arrange
+from checkmate.tf2.graph.ordering import Group, arrange, values_of
 from checkmate.tf2.graph.passes import inline, simplify
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.variables import variables_of

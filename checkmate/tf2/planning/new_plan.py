@@ -104,7 +104,6 @@ def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
 
 
 def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
-    report = replace(report, notes=(*report.notes, *task.notes()))
     run, plan = unchanged(task.traced, task.specs), task.traced.plain_plan()
     rise = report.plain_peak_bytes - task.memory.resident_bytes - task.memory.next_batch_bytes
     return Planned(task.traced, costs.graph, plan, None, run, report, rise)
@@ -143,7 +142,7 @@ def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:
         report,
         result=found.result,
         predicted_peak_bytes=found.expected_bytes,
-        notes=(*report.notes, *search.notes, *task.notes()),
+        notes=(*report.notes, *search.notes),
     )
     return Planned(
         task.traced, search.graph, found.plan, found.result, run, report, found.rise_bytes

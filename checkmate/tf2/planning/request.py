@@ -54,14 +54,18 @@ class Planned:
 
     @property
     def cost(self) -> float:
+        """Seconds of the kernels of the step."""
+        if micro := self.report.micro_batches:
+            return micro.cost
         cost = self.result.cost if self.result else None
         return self.graph.total_cost if cost is None else cost
 
     @property
     def bound(self) -> float:
         """Seconds of the kernels below which there is no plan."""
-        bound = self.result.bound if self.result else None
-        return self.graph.total_cost if bound is None else bound
+        if micro := self.report.micro_batches:
+            return micro.bound
+        return self.result.bound if self.result else self.graph.total_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ class PlanTask:
             "result": None,
             "tensorflow_ops": len(self.traced.flat.graph.get_operations()),
             "seconds": {},
-            "notes": self.traced.notes,
+            "notes": (*self.traced.notes, *self._notes()),
             "predicted_peak_bytes": plain_peak_bytes,
             "graph": graph,
             "plain_plan": self.traced.plain_plan(),
@@ -250,7 +254,7 @@ class PlanTask:
         }
         return Report(**fields | more)
 
-    def notes(self) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         anew = self.request.anew
         notes = (f"The step was planned anew. {anew.sentence}",) if anew else ()
         if self.reports:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from checkmate.tf2.rewrites.search import Search
 from checkmate.tf2.rewrites.slices import Slices
 from checkmate.tf2.rewrites.step import Equal, Rewrite, Step
 from checkmate.tf2.rewrites.table import REWRITES
-from checkmate.units import Bytes, is_share
+from checkmate.units import is_share
 
 log = logging.getLogger("checkmate")
 
@@ -82,14 +82,13 @@ class Rewriting:
         slices = Slices.of(self.step.examples, int(count))
         return self.unsplit() if slices.count == 1 else self.at(slices)
 
-    def unsplit(self, file: Any = None, budget: Bytes | None = None) -> Planned:
-        """The step as it was written; with a file, under the plan that is in it."""
+    def unsplit(self, file: Any = None, *, or_refused: bool = False) -> Planned:
+        """The step as it was written; with a file, under the plan that is in it. Within the budget
+        "auto" it runs unchanged where no plan is found, unless it is to be refused then."""
         task = self.task
         options = replace(task.request.options, plan=file)
-        if budget is None and file is None and options.budget != "auto":
-            budget = task.budget_bytes
-        if budget is not None:
-            options = replace(options, budget=budget)
+        if file is None and (or_refused or options.budget != "auto"):
+            options = replace(options, budget=task.budget_bytes)
         return planned_alone(
             replace(task.request, options=options),
             task.traced,
@@ -99,16 +98,15 @@ class Rewriting:
             budget_bytes=task.budget_bytes,
         )
 
-    def at(self, slices: Slices, file: Any = None, names: Sequence[str] = ()) -> Planned:
+    def at(self, slices: Slices, file: Any = None, named: str = "") -> Planned:
         """The step in these slices, by the first rewrite that applies; with a file, under the plan
-        that is in it, of rewrites with these names."""
+        that is in it, by the rewrite of that name."""
         if slices.count == 1:
             return self.unsplit(file)
         name, why_not = self.task.request.name, ""
-        auto = self.task.request.options.micro_batches == "auto" and not names
-        for rewrite in exact(self.rewrites) if auto else self.rewrites:
-            if names and rewrite.name not in names:
-                continue
+        auto = self.task.request.options.micro_batches == "auto"
+        known = exact(self.rewrites) if auto and not named else self.rewrites
+        for rewrite in (each for each in known if named in ("", each.name)):
             try:
                 step = rewrite.apply(self.step, slices.size)
             except TraceError as error:
@@ -151,7 +149,7 @@ class Rewriting:
         if is_share(request.options.budget):
             self.task = self.task.within(request.resolve(found.plain_bytes + other, other))
             self.slices = SlicePlanner(self.task)
-        return self.at(slices, named, [found.rewrite])
+        return self.at(slices, named, found.rewrite)
 
     def _planned(self, step: Step, file: Any = None) -> Planned:
         return self.slices.plan(step, self.plain_peak_bytes, self.plain_cost, file)
@@ -177,11 +175,9 @@ class Rewriting:
         return planned.reporting(notes=notes, tried_slices=tried)
 
     def _bound(self, step: Step) -> float | None:
-        if step.in_slices:
-            return self.slices.bound(step)
         if step.floor_bytes > self.task.budget_bytes:
-            return None
-        return self.plain_cost or 0.0
+            return None  # which needs no measurement
+        return self.slices.bound(step) if step.in_slices else self.plain_cost or 0.0
 
     def _plan(self, step: Step) -> tuple[None, float, float] | None:
         """Plans a step; None where it is refused."""
@@ -190,20 +186,13 @@ class Rewriting:
             self._release()
         gc.collect()  # functions are in cycles
         try:
-            if step.in_slices is None:
-                planned = self.unsplit(budget=self.task.budget_bytes)
-                figures = planned.bound, planned.cost
-            else:
-                planned = self._planned(step)
-                micro = planned.report.micro_batches
-                assert micro is not None
-                figures = micro.bound, micro.cost
+            planned = self._planned(step) if step.in_slices else self.unsplit(or_refused=True)
         except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
             # A traceback would keep what was planned until then in memory.
             self._refusals.append(refusal.with_traceback(None))
             return None
         self._made = step, planned
-        return None, *figures
+        return None, planned.bound, planned.cost
 
     def _release(self) -> None:
         for rewrite in self.rewrites:
@@ -215,10 +204,9 @@ class Rewriting:
         self._made = None
         self._release()
         gc.collect()
-        budget = self.task.request.options.budget
-        if budget == "auto" or not self._refusals:
+        if self.task.request.options.budget == "auto" or not self._refusals:
             try:
-                return self.unsplit(budget="auto" if budget == "auto" else self.task.budget_bytes)
+                return self.unsplit()
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self._refusals.append(error)
         refusal = min(self._refusals, key=_needed_bytes)

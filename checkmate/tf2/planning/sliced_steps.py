@@ -99,11 +99,9 @@ class SlicePlanner:
         run = SlicedRun(in_slices, each, after, others, beyond)
         return self._joined(step, run, plain_peak_bytes, plain_cost)
 
-    def bound(self, step: Step) -> float | None:
+    def bound(self, step: Step) -> float:
         """The seconds that no plan of a step is faster than: of the kernels of its slices, each run
-        once, as measured at this size. None where no plan can fit, which needs no measurement."""
-        if step.floor_bytes > self.task.budget_bytes:
-            return None
+        once, as measured at this size."""
         traced, slices = step.pieces[0].traced, step.slices
         graph = with_costs(traced, self.task.request.options.cost_model)
         return slices.examples / slices.size * graph.total_cost

@@ -415,12 +415,12 @@ def stored_plan(task: PlanTask) -> Planned | None:
         stored.graph,
         stored.plain_bytes + other,
         result=stored.result(task.budget_bytes - other) if stored.plan else None,
-        notes=(*traced.notes, f"The plan is from {stored.path}.", *task.notes()),
         predicted_peak_bytes=stored.peak_bytes + other,
         origin=f"plan from {stored.path}",
     )
     plan = stored.plan or traced.plain_plan()
-    return Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
+    found = Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
+    return found.reporting(notes=(*report.notes, f"The plan is from {stored.path}."))
 
 
 def keep(path: Path, planned: Planned) -> None:

@@ -16,6 +16,7 @@ from checkmate.tf2.memory.prediction import Peak, Predictor
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import Reason
 from checkmate.tf2.planning.running import RunningStep
+from checkmate.tf2.planning.store import path_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
 
@@ -262,7 +263,7 @@ def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(tmp_path):
     """As steps took more than was predicted."""
     planner, specs = planner_of(int(1.2 * planned().budget_bytes), plan=tmp_path)
     first = planner.plan(specs)
-    path = planner.path_of(first.traced)
+    path = path_of(planner.request, first.traced)
     left = path.read_bytes()
     again = planner.anew(first, specs, (), Reason("It took more.", "more", 1.1))
     assert "solving" in again.report.seconds, "planned, and not taken from the folder"
