@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
+from checkmate.tf2.execution.replay import EVALUATION_MARK
 from checkmate.tf2.graph.operations import has_bodies, is_argument
 
 WITHOUT_KERNELS = ("NoOp", "Placeholder")

@@ -17,8 +17,7 @@ from tracing import training
 
 import checkmate
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.plan_writer import OutputBuffers
-from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.replay import OutputBuffers, Replayed
 
 SECOND = "CPU:1"
 RESOLVED = ("ReadVariableOp", "DisableCopyOnRead", "ResourceStridedSliceAssign")

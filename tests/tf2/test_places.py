@@ -16,8 +16,7 @@ from requests_seen import most_requested_bytes
 from training import assert_equal, planned_function, tightest
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.plan_writer import OutputBuffers
-from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.replay import OutputBuffers, Replayed
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.passes import simplify
 from checkmate.tf2.graph.trace import trace

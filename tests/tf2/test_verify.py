@@ -18,8 +18,7 @@ from training import planned_function, state, tightest, with_constants
 import checkmate
 from checkmate.tf2 import device as devices
 from checkmate.tf2.execution.differences import compare, evaluations, may_vanish, not_in_place
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
-from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.replay import EVALUATION_MARK, Replayed
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.planning.running import RunningStep
 

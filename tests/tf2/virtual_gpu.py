@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import device_properties_pb2
 from tensorflow.python.grappler import cluster, tf_optimizer
 
 from checkmate.core.allocator import rounded_up
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK
+from checkmate.tf2.execution.replay import EVALUATION_MARK
 from checkmate.tf2.graph.grappler import described
 from checkmate.tf2.graph.in_place import buffer_of
 from checkmate.tf2.graph.operations import role_of

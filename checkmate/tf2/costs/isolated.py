@@ -145,7 +145,7 @@ class IsolatedOps:
     def _evaluate(
         self, writer: GraphWriter, given: Sequence[str], last: Sequence[str]
     ) -> dict[tf.Operation, str]:
-        """Writes the ops once, in order as in a plan (see `plan_writer`), and returns their
+        """Writes the ops once, in order as in a plan (see `PlanWriter`), and returns their
         names."""
         made: dict[tf.Operation, str] = {}
         edges, before = [] if given else list(last), None

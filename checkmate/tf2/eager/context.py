@@ -16,8 +16,8 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.eager import private_api, selftest
 from checkmate.tf2.eager.budget import EagerOptions
 from checkmate.tf2.eager.interception import Interception
-from checkmate.tf2.eager.recorder import Recorder
 from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.tf2.eager.storage import Recorder
 from checkmate.tf2.memory.budget import auto_budget, free_bytes
 from checkmate.units import Bytes, check_budget, format_bytes, parse_bytes
 

@@ -29,8 +29,7 @@ from checkmate.tf2.eager.budget import (
     thrashing,
 )
 from checkmate.tf2.eager.op_kinds import Needs
-from checkmate.tf2.eager.recorder import Recorder
-from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage
+from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, Recorder
 
 
 class EagerPolicy(Policy):

@@ -23,8 +23,7 @@ from checkmate.tf2.eager.budget import REFUSALS, Allocator, EagerOptions
 from checkmate.tf2.eager.op_kinds import Signature
 from checkmate.tf2.eager.op_memory import NeedsTable
 from checkmate.tf2.eager.policy import EagerPolicy
-from checkmate.tf2.eager.recorder import Recorder
-from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, OpRequest, flat
+from checkmate.tf2.eager.storage import Cell, EagerCall, EagerStorage, OpRequest, Recorder, flat
 from checkmate.tf2.eager.tensors import LazyTensor, References
 
 

@@ -17,7 +17,7 @@ from checkmate.core.allocator import rounded_up
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Compute, Plan
 from checkmate.core.replay import reused_input
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK, SCOPE
+from checkmate.tf2.execution.replay import EVALUATION_MARK, SCOPE
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.operations import (
     is_constant,

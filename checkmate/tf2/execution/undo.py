@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from checkmate.core.plan import Compute
 from checkmate.core.replay import replay
-from checkmate.tf2.execution.plan_writer import EVALUATION_MARK, SCOPE
-from checkmate.tf2.execution.replay import Replayed, Written
+from checkmate.tf2.execution.replay import EVALUATION_MARK, SCOPE, Replayed, Written
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.graph_writer import captured_tensors, names_of_inputs
 from checkmate.tf2.graph.operations import can_be_filled, is_stateful

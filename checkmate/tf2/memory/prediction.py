@@ -17,8 +17,7 @@ from checkmate.core.footprint import Footprint, Kind, Node
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
-from checkmate.tf2.execution.plan_writer import SCOPE, OutputBuffers
-from checkmate.tf2.execution.replay import Written, write
+from checkmate.tf2.execution.replay import SCOPE, OutputBuffers, Written, write
 from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.operations import is_constant, may_share_memory
 from checkmate.tf2.graph.sizes import exact_bytes

@@ -32,7 +32,7 @@ from checkmate.core.allocator import (
 )
 from checkmate.errors import CheckmateError
 from checkmate.tf2 import device as devices
-from checkmate.tf2.execution.plan_writer import OutputBuffers
+from checkmate.tf2.execution.replay import OutputBuffers
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.profiler import AllocatorEvent, observe

@@ -14,8 +14,7 @@ from typing import Any
 from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
-from checkmate.tf2.execution.plan_writer import OutputBuffers
-from checkmate.tf2.execution.replay import Replayed
+from checkmate.tf2.execution.replay import OutputBuffers, Replayed
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.budget import RESERVES
 from checkmate.tf2.memory.prediction import Predictor

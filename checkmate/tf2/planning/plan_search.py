@@ -25,8 +25,7 @@ from checkmate.solvers.search import Solver
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs
-from checkmate.tf2.execution.plan_writer import OutputBuffers
-from checkmate.tf2.execution.replay import Written
+from checkmate.tf2.execution.replay import OutputBuffers, Written
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.memory.probe import make_output_buffers

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.tf2.costs.measured import with_costs
-from checkmate.tf2.execution.plan_writer import OutputBuffers
-from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
+from checkmate.tf2.execution.replay import OutputBuffers, Replayed, output_buffers_bytes
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, same_graph, trace
 from checkmate.tf2.memory.probe import make_output_buffers
