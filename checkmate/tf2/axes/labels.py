@@ -154,8 +154,7 @@ class Labels:
 
     def run(self) -> None:
         for operation in self.order:
-            outputs = operation.outputs
-            if outputs and all(self.value(tensor) is not None for tensor in outputs):
+            if self._is_known(operation):
                 continue
             if is_argument(operation):
                 relation = self.arguments.get(operation, SAME)
@@ -167,6 +166,10 @@ class Labels:
                 self._visit(operation)
             if self.binding is not None:
                 return
+
+    def _is_known(self, operation: tf.Operation) -> bool:
+        outputs = operation.outputs
+        return bool(outputs) and all(self.value(tensor) is not None for tensor in outputs)
 
     def value(self, tensor: tf.Tensor) -> Any:
         found = self.known.get(tensor.op)
@@ -223,7 +226,7 @@ class Labels:
         for operation in self.order:
             if is_argument(operation):
                 self.relations[operation] = [self.arguments[operation]]
-            elif operation not in self.known:
+            elif not self._is_known(operation):
                 if not is_pure(operation, self.functions):
                     return None
                 self._put(operation, self._node_of(operation))

@@ -410,7 +410,13 @@ row(
     functions=("then_branch", "else_branch"),
     axes=loops.condition,
 )
-row("Case StatelessCase", shares=Shares.PART, runs=Runs.CONDITION, functions=("branches",))
+row(
+    "Case StatelessCase",
+    shares=Shares.PART,
+    runs=Runs.CONDITION,
+    functions=("branches",),
+    axes=loops.condition,
+)
 row(
     "PartitionedCall StatefulPartitionedCall",
     shares=Shares.PART,
