@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.batch_axes import BatchAxes, Binding
 from checkmate.tf2.axes.labels import Labels, SliceBody
+from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.ops.relation import Kind, Relation
-from checkmate.tf2.rewrites.slice_writer import function_of
+from checkmate.tf2.rewrites.slice_writer import functions_of
 from checkmate.tf2.rewrites.step import Step
 from checkmate.tf2.rewrites.tile import Tile
 
@@ -104,10 +105,13 @@ def _restore(traced: TracedStep, values: list[np.ndarray]) -> None:
 
 
 def in_halves(graph: Any, relations: list[Relation]) -> tuple[SliceBody, Any] | None:
-    """A function as it is for half of each value that is BATCHED, with the relations of its
-    arguments and results; None if it needs the whole."""
-    body = Labels(graph, graph, 2, {}).inside(graph, relations, None)
-    return body and (body, function_of(body, (2, 1, 1)))
+    """A function as it is for half of each value that is BATCHED, of the number of the half and the
+    arguments, with the relations of its arguments and results; None if it needs the whole."""
+    body = Labels(Function(graph, graph), 2, {}).inside(Function(graph, graph), relations, None)
+    if body is None:
+        return None
+    (function,), reads_first = functions_of([body], (2, 1, 1))
+    return body, lambda k, *given: function(*given, *[tf.constant(k)] * reads_first)
 
 
 def combined(relation: Relation, parts: list[Any]) -> Any:

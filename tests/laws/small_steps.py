@@ -290,6 +290,82 @@ def over_time(h: Any, w: Any, state: Any) -> Any:
     return turned(tf.while_loop(lambda t, *_: t < 7, body, start)[2].stack(), [1, 0, 2])
 
 
+# What a loop makes at each turn.
+TURNS: dict[str, Callable[..., Any]] = {
+    "ones": lambda s, i, n, w: s @ w + tf.ones([n, 7, 1], s.dtype),
+    "noise in turn": lambda s, i, n, w: s @ w + normal([n, 7, 16], seed=[1, i]),
+    "positions in turn": lambda s, i, n, w: s @ w * real(tf.range(n))[:, None, None],
+    "gather in turn": lambda s, i, n, w: s + gather(s @ w, tf.range(n)),
+    "order in turn": lambda s, i, n, w: s + gather(s, shuffled(tf.range(n))),
+    "branch in turn": lambda s, i, n, w: tf.cond(i < 2, lambda: s @ w, lambda: s),
+    "zeros in turn": lambda s, i, n, w: s + tf.cond(i < 2, lambda: 0 * s, lambda: s @ w),
+    "loop in turn": lambda s, i, n, w: (
+        s + in_turn(lambda s, i, n, w: s @ w + tf.ones_like(s), s, n, w)
+    ),
+}
+
+
+def in_turn(turn: Any, h: Any, n: Any, w: Any) -> Any:
+    return again(lambda i, s: i < 3, lambda s, i: tf.tanh(turn(s, i, n, w)), h)
+
+
+values(
+    {name: functools.partial(in_turn, turn) for name, turn in TURNS.items()},
+    shape=(7, 18),
+    trained=[numbers(16, 16, seed=3) / 4],
+)
+
+# Losses that a loop adds up.
+SUMS: dict[str, Callable[..., Any]] = {
+    "losses in turn": lambda s, loss: s + loss,
+    "losses and a number": lambda s, loss: 0.9 * s + loss + 0.1,
+    "losses, the largest": tf.maximum,
+    "losses, product": tf.multiply,
+}
+
+
+def adding(turn: Any) -> Callable[..., Any]:
+    def loss(h, y, n):
+        return again(lambda i, s: i < 7, lambda s, i: turn(s, off(h[:, i], y[:, i])), real(3.0))
+
+    return loss
+
+
+losses({name: adding(turn) for name, turn in SUMS.items()}, shape=(7, 18))
+
+# Branches, one of which runs: of examples, of what is the same for all of them or a sum over them.
+BRANCHES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "zeros": (lambda h, y, n: off(2 * h, y), lambda h, y, n: off(tf.zeros([n, 16], h.dtype), h)),
+    "loss or number": (lambda h, y, n: off(h, y), lambda h, y, n: tf.constant(3.0, h.dtype)),
+    "two losses": (lambda h, y, n: off(h, y), lambda h, y, n: mean(h * y) + 0.1),
+    "noise": (lambda h, y, n: off(h * normal([n, 16]), y), lambda h, y, n: off(h, y)),
+    "positions": (lambda h, y, n: off(h, y), lambda h, y, n: mean(each(h, y) * real(tf.range(n)))),
+    "table": (lambda h, y, n: off(h + numbers(12, 16), y), lambda h, y, n: off(h, y)),
+    "gather": (lambda h, y, n: off(gather(h * y, tf.range(n)), y), lambda h, y, n: off(h, y)),
+    "centred": (lambda h, y, n: off(h - mean(h, 0), y), lambda h, y, n: off(h, y)),
+}
+
+
+def branching(first: Any, second: Any) -> Callable[..., Any]:
+    def loss(h, y, n, flag):
+        return tf.cond(flag > 0, lambda: first(h, y, n), lambda: second(h, y, n))
+
+    return loss
+
+
+def value_branching(h: Any, n: Any, flag: Any) -> Any:
+    """Values of two branches, within a case."""
+    noise = normal([n, 16])
+    zeros = tf.switch_case(tf.cast(flag, "int32"), [lambda: h * noise, lambda: 0 * h, lambda: h])
+    return h + tf.cond(flag > 0, lambda: zeros, lambda: tf.ones([n, 16], h.dtype))
+
+
+for flag in (0.0, 1.0, 2.0):
+    pairs = {f"{name}, {flag}": branching(*pair) for name, pair in BRANCHES.items()}
+    losses(pairs if flag < 2 else {}, more=[np.array(flag)])
+    values({f"case {flag}": value_branching}, more=[np.array(flag)])
+
+
 # Axes as long as the batch, or twice as long, that are not the batch's.
 square: dict[str, Any] = {
     "transposed square": lambda h, n: (h + turned(h)) / 2,
@@ -494,6 +570,7 @@ centred; leave one out; max of batch; norm of batch; attention among examples; a
 pairs; shuffled; prototypes; same classes; permuted; transposed, then flat; tiled, shifted;
 fourier of batch; while, of other words; scan of batch; halved; loop of n; transposed square;
 means of other axis; words and examples changed; results of all; average in use; state of others;
-queue; norm of gradient
+queue; norm of gradient; order in turn; losses, the largest; losses, product; centred, 0.0;
+centred, 1.0
 """
 OTHER_EXAMPLES = tuple(" ".join(_OTHERS.split()).split("; "))

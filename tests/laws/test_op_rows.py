@@ -19,6 +19,7 @@ NO_EXAMPLE = (
     "_UnaryOpsComposition",
     # Functions of the graph, lists, and random numbers:
     *("If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "StatelessWhile", "While"),
+    *("Case", "StatelessCase", "OptionalGetValue", "OptionalHasValue"),
     *("TensorListElementShape", "TensorListGetItem", "TensorListLength", "TensorListStack"),
     *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"),
     *("StatelessRandomNormalV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformV2"),
@@ -93,7 +94,7 @@ def judged(op_type, call):
             tf.split(x, 2, relation.axis) if relation != SAME else [x, x]
             for x, relation in zip(given, body.arguments, strict=True)
         ]
-        parts = [part(*each) for each in zip(*halves, strict=True)]
+        parts = [part(k, *each) for k, each in enumerate(zip(*halves, strict=True))]
         for relation, result, *each in zip(body.results, whole(*given), *parts, strict=True):
             together, count = combined(relation, [value.numpy() for value in each]), count + 1
             if together.shape != result.shape or not np.allclose(

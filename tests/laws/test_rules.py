@@ -57,7 +57,7 @@ def test_what_a_rule_says_holds_for_numbers(name, data):
     slices = zip(
         *(parts_of(r, v, random) for r, v in zip(body.arguments, values, strict=True)), strict=True
     )
-    parts = [[y.numpy() for y in part(*map(tf.constant, each))] for each in slices]
+    parts = [[y.numpy() for y in part(k, *map(tf.constant, each))] for k, each in enumerate(slices)]
     for relation, result, *each in zip(body.results, whole(*values), *parts, strict=True):
         np.testing.assert_allclose(combined(relation, each), result, rtol=1e-6, atol=1e-6)
 
@@ -66,7 +66,7 @@ WORKS = {
     "add": ["b1", "b0"],
     "multiply": ["b1", "b1"],
     "where": ["b1", "b1", "b1"],
-    "add_n": ["+", "+", "+"],
+    "add_n": ["+", "+", "s"],
     "negative": ["+"],
     "reduce_sum(0,)False": ["b0"],
     "reduce_sum(0, 2)True": ["b1"],
@@ -105,7 +105,7 @@ the number of blocks."""
 
 FAILS = {
     "divide": ["b0", "+"],
-    "add": ["+", "s"],
+    "add": ["+", "b0"],
     "relu": ["+"],
     "to_int": ["+"],
     "reduce_max(0,)False": ["b0"],
@@ -117,7 +117,7 @@ FAILS = {
     "split": ["b0"],
     "half": ["b0"],
     "gather": ["b0", "s"],
-    "where": ["s", "+", "s"],
+    "where": ["b0", "+", "s"],
 }
 """The same for relations with which the whole batch is needed."""
 

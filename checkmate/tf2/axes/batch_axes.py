@@ -16,8 +16,9 @@ from checkmate.tf2.axes.keeping import Keeping, Rows
 from checkmate.tf2.axes.labels import Labels, Node, Of
 from checkmate.tf2.axes.phases import Handed, Phases
 from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep
-from checkmate.tf2.ops.relation import WHOLE, Kind, batched
+from checkmate.tf2.ops.relation import WHOLE, Kind, Relation, batched
 from checkmate.tf2.ops.table import rule_of
 
 
@@ -93,10 +94,16 @@ def batch_axes(traced: TracedStep, examples: int) -> BatchAxes:
         if tensor.shape.rank and tensor.shape[0] == examples
     }
     once: set[tf.Operation] = set()
+    parts: dict[tf.Operation, dict[int, Relation]] = {}
+    function = Function(flat.graph, traced.function.graph)
     while True:
         keeping = _keeping(traced, examples)
-        labels = Labels(flat.graph, traced.function.graph, examples, arguments, keeping, once)
+        labels = Labels(function, examples, arguments, keeping, once, parts)
         labels.run()
+        if labels.asked.keys() - parts.keys():
+            # One copy of a loop serves those who read its results in full, as well.
+            parts = labels.asked | parts
+            continue
         if labels.binding is not None:
             return BatchAxes(labels, binding=_binding(traced, labels, labels.binding))
         phases = Phases(labels)

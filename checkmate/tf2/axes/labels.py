@@ -15,7 +15,7 @@ that would have to keep the values of single examples for the whole batch binds 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from functools import partial, reduce
@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from checkmate.tf2.axes.keeping import Keeping
-from checkmate.tf2.axes.known import Known, known_values
-from checkmate.tf2.axes.variables import Accesses, graphs_of, handles, is_pure, is_write
-from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.axes.variables import Accesses, handles, is_pure, is_write
+from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import has_bodies, is_argument, is_call, may_run_again
 from checkmate.tf2.ops.call import (
     Answer,
@@ -35,11 +34,10 @@ from checkmate.tf2.ops.call import (
     Relations,
     UnknownError,
     counted,
-    one_number,
     shape_of,
 )
 from checkmate.tf2.ops.indices import is_random
-from checkmate.tf2.ops.relation import SAME, WHOLE, ZERO, Kind, Relation, batched, fits
+from checkmate.tf2.ops.relation import SAME, SUMMED, WHOLE, ZERO, Kind, Relation, batched, fits
 from checkmate.tf2.ops.signature import Signature, relate
 from checkmate.tf2.ops.table import rule_of
 
@@ -67,11 +65,13 @@ class Use(NamedTuple):
     Attributes:
       node: The copy that makes it in the slice; None for the whole's value, which is known before
         the step runs or computed before the slices: in full, or the slice's part if it is BATCHED.
+      share: It is the same for all slices, and each reads its share of it, as a part of a sum.
     """
 
     tensor: tf.Tensor
     relation: Relation
     node: Node | None
+    share: bool = False
 
 
 class Draw(NamedTuple):
@@ -120,26 +120,27 @@ class _NeedsPart(Exception):
 
 @dataclass(slots=True, eq=False)
 class Labels:
-    """The relations of a graph's values.
+    """The relations of the values of a step, or of a function that it runs.
 
     Attributes:
-      functions: The graph that has the functions which loops and conditions run.
       keeping: The values that may be kept for the whole batch; None within a function, where
         nothing is computed early or late.
       once: Ops that draw their random numbers for the whole batch.
+      parts: Loops and conditions -> index of a result -> the relation in which slices read it,
+        though all slices could have the same.
+      asked: Those that were found to be read so.
       early: Ops whose values for the whole batch can be computed before the slices, and what they
         depend on.
       binding: The first op that needs the values of all examples at once.
     """
 
-    graph: Any
-    functions: Any
+    function: Function
     examples: int
     arguments: dict[tf.Operation, Relation]
     keeping: Keeping | None = None
     once: Collection[tf.Operation] = ()
-    order: list[tf.Operation] = field(init=False)
-    known: Known = field(init=False)
+    parts: Mapping[tf.Operation, Mapping[int, Relation]] = field(default_factory=dict)
+    asked: dict[tf.Operation, dict[int, Relation]] = field(default_factory=dict)
     relations: dict[tf.Operation, Relations] = field(default_factory=dict)
     nodes: dict[tuple[Any, Relation], Node | None] = field(default_factory=dict)
     effects: dict[tf.Operation, Node] = field(default_factory=dict)
@@ -148,9 +149,13 @@ class Labels:
     accesses: Accesses = field(default_factory=Accesses)
     binding: tf.Operation | None = None
 
-    def __post_init__(self) -> None:
-        self.order = reachable(self.graph)
-        self.known = known_values(self.order)
+    @property
+    def graph(self) -> Any:
+        return self.function.graph
+
+    @property
+    def order(self) -> list[tf.Operation]:
+        return self.function.order
 
     def run(self) -> None:
         for operation in self.order:
@@ -160,7 +165,7 @@ class Labels:
                 relation = self.arguments.get(operation, SAME)
                 self.relations[operation] = [relation]
                 self.early[operation] = Of.NOTHING if relation == SAME else Of.EXAMPLES
-            elif is_write(operation, self.functions):
+            elif is_write(operation, self.function.library):
                 self._write(operation)
             else:
                 self._visit(operation)
@@ -172,8 +177,7 @@ class Labels:
         return bool(outputs) and all(self.value(tensor) is not None for tensor in outputs)
 
     def value(self, tensor: tf.Tensor) -> Any:
-        found = self.known.get(tensor.op)
-        return found[tensor.value_index] if found else None
+        return self.function.value(tensor)
 
     def natural(self, tensor: tf.Tensor) -> Relation:
         """The relation that a value has of itself; one that is computed early is there in full."""
@@ -198,26 +202,29 @@ class Labels:
         zero = natural == ZERO and relation.kind in (Kind.SAME, Kind.SUMMED, Kind.SIZE)
         if natural == relation or zero:
             return Use(tensor, relation, self.nodes.get((tensor.ref(), natural)))
-        if relation.kind is Kind.BATCHED and natural in (SAME, ZERO):
+        listed = tensor.dtype == tf.variant and relation == SUMMED
+        if (relation.kind is Kind.BATCHED or listed) and natural in (SAME, ZERO):
             if known is not None:
                 fit = fits(relation, known.shape, self.examples)
-                cut = self.keeping is not None or one_number(known)
-                return Use(tensor, relation, None) if fit and cut else None
+                return Use(tensor, relation, None) if fit else None
             node = self._made_in_part(tensor, relation)
             return Use(tensor, relation, node) if node else self._part(tensor, relation)
+        if relation == SUMMED and natural == SAME and tensor.dtype.is_floating:
+            return Use(tensor, relation, self.nodes.get((tensor.ref(), natural)), share=True)
         return None
 
     def inside(
-        self, graph: Any, arguments: Relations, results: Relations | None
+        self, function: Function | None, arguments: Relations, results: Relations | None
     ) -> SliceBody | None:
         """A function as it is for a slice; None if it needs the whole batch. Where it needs the
         part of an argument that is the same for all, the relation of that argument changes."""
-        if graph is None:
+        if function is None:
             return None
-        found = dict(zip((tensor.op for tensor in graph.inputs), arguments, strict=True))
+        inputs = (tensor.op for tensor in function.graph.inputs)
+        found = dict(zip(inputs, arguments, strict=True))
         for _ in range(len(found) + 1):
             try:
-                return Labels(graph, graph, self.examples, found)._body(results)
+                return Labels(function, self.examples, found)._body(results)
             except _NeedsPart as asked:
                 found = found | {asked.argument: asked.relation}
         return None
@@ -227,7 +234,7 @@ class Labels:
             if is_argument(operation):
                 self.relations[operation] = [self.arguments[operation]]
             elif not self._is_known(operation):
-                if not is_pure(operation, self.functions):
+                if not is_pure(operation, self.function.library):
                     return None
                 self._put(operation, self._node_of(operation))
         uses = []
@@ -256,7 +263,7 @@ class Labels:
             self.early[operation] = Of.NOTHING
             self.accesses.once.add(operation)
             return
-        node = self._node_of(operation) if is_pure(operation, self.functions) else None
+        node = self._node_of(operation) if is_pure(operation, self.function.library) else None
         self._put(operation, node)
         of = self._depends(operation)
         if of is not Of.BOTH:
@@ -302,6 +309,12 @@ class Labels:
         is_early = [tensor.op in self.early for tensor in operation.inputs]
         if node is not None or self._depends(operation) is not Of.BOTH:
             return node
+        if self.keeping is None and SUMMED in inputs:
+            found = [
+                SUMMED if relation == SAME and tensor.dtype.is_floating else relation
+                for tensor, relation in zip(operation.inputs, inputs, strict=True)
+            ]
+            return self._node(operation, self._answer(operation, found))
         for kinds in ((Kind.SUMMED,), (Kind.SUMMED, Kind.BATCHED)):
             fed = {k for k, r in enumerate(inputs) if r.kind in kinds and is_early[k]}
             found = [SAME if k in fed else relation for k, relation in enumerate(inputs)]
@@ -313,23 +326,24 @@ class Labels:
         self,
         operation: tf.Operation,
         inputs: Relations,
-        asked: tuple[int, Relation] | None = None,
+        asked: Mapping[int, Relation] | None = None,
     ) -> Answer | None:
         row, answer = rule_of(operation.type), None
         is_list = bool(operation.outputs) and operation.outputs[0].dtype == tf.variant
         rule = row.list_axes if is_list and row.list_axes else row.axes
         known = [self.value(tensor) for tensor in operation.inputs]
-        graphs = partial(graphs_of, self.functions, operation)
-        call = Call(operation, inputs, known, self.examples, self.inside, graphs, asked)
+        functions = partial(self.function.inner, operation)
+        shall = asked or self.parts.get(operation, {})
+        call = Call(operation, inputs, known, self.examples, self.inside, functions, shall)
         same = _are_same(inputs)
-        if rule is not None and not (same and _runs_functions(operation)):
+        if rule is not None and not (same and _runs_functions(operation) and not shall):
             try:
                 found = rule(call)
                 found = relate(found, call) if isinstance(found, Signature) else found
                 answer = Answer(found, list(inputs)) if isinstance(found, list) else found
             except UnknownError:
                 answer = None
-        if answer is None and same and asked is None:
+        if answer is None and same and not asked:
             answer = Answer([SAME] * len(operation.outputs), list(inputs))
         if answer is None or not self._fit(operation, answer):
             return None
@@ -352,7 +366,7 @@ class Labels:
     def _node(
         self, operation: tf.Operation, answer: Answer | None, fed: Collection[int] = ()
     ) -> Node | None:
-        if answer is None or (answer.shifted and self.keeping is None):
+        if answer is None:
             return None
         uses = []
         for k, (tensor, relation) in enumerate(zip(operation.inputs, answer.inputs, strict=True)):
@@ -376,16 +390,18 @@ class Labels:
         if key in self.nodes:
             return self.nodes[key]
         self.nodes[key] = None
-        if is_argument(operation) or _runs_functions(operation):
+        if is_argument(operation):
             return None
         if self.relations[operation][tensor.value_index] not in (SAME, ZERO):
             return None
         draws = is_random(operation.type) and not may_run_again(operation)
         if draws and (operation in self.once or self._is_small(tensor)):
             return None
-        if not draws and not is_pure(operation, self.functions):
+        if not draws and not is_pure(operation, self.function.library):
             return None
-        asked = (tensor.value_index, relation)
+        asked = {tensor.value_index: relation}
+        if _runs_functions(operation):
+            self.asked.setdefault(operation, {}).setdefault(tensor.value_index, relation)
         for inputs in self._candidates(operation, relation):
             answer = self._answer(operation, inputs, asked)
             fit = answer is not None and answer.outputs[tensor.value_index] == relation
@@ -397,20 +413,23 @@ class Labels:
         """The relations that an op's inputs may need for an output to have `relation`."""
         natural = [self.natural(tensor) for tensor in operation.inputs]
         yield natural
+        if _runs_functions(operation):
+            return
         for k, tensor in enumerate(operation.inputs):
             if natural[k] in (SAME, ZERO) and tensor.shape.rank is not None:
-                listed = tensor.dtype == tf.variant
-                axes = (relation.axis,) if listed else range(tensor.shape.rank)
-                for axis in axes:
+                if tensor.dtype == tf.variant:
+                    yield [*natural[:k], relation, *natural[k + 1 :]]
+                    continue
+                for axis in range(tensor.shape.rank):
                     known = self.value(tensor)
                     places = 0 if known is None else counted(known, axis, self.examples)
                     part = batched(axis, 1, places)
-                    if listed or fits(part, shape_of(tensor), self.examples):
+                    if fits(part, shape_of(tensor), self.examples):
                         yield [*natural[:k], part, *natural[k + 1 :]]
 
     def _part(self, tensor: tf.Tensor, relation: Relation) -> Use | None:
         """The whole's value, which is there before the slices, or a part of it."""
-        operation, in_part = tensor.op, relation.kind is Kind.BATCHED
+        operation, in_part = tensor.op, relation != SAME
         if in_part and tensor.dtype != tf.variant:
             if tensor.shape.rank is None:
                 return None
@@ -428,7 +447,7 @@ class Labels:
         if not may_run_again(operation):
             return Draw(None)
         counter, result = rule_of(operation.type).counter, operation.outputs[0]
-        if counter is None or relation.blocks != 1 or self.keeping is None:
+        if counter is None or relation.blocks != 1:
             return None
         shape = result.shape.as_list()
         algorithm = self.value(operation.inputs[_ALGORITHM])

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph import bodies
+from checkmate.tf2.graph.known_functions import graphs_of
 from checkmate.tf2.graph.operations import (
     has_bodies,
     is_argument,
@@ -30,12 +30,6 @@ def is_pure(operation: tf.Operation, graph: Any) -> bool:
             for body in found
         )
     return rule_of(operation.type).per_slice or may_run_again(operation)
-
-
-def graphs_of(graph: Any, operation: tf.Operation) -> list[Any]:
-    if is_call(operation):
-        return [bodies.body_of(graph, operation, "f")]
-    return bodies.bodies_of(graph, operation)
 
 
 def is_write(operation: tf.Operation, graph: Any) -> bool:

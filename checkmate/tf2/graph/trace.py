@@ -24,6 +24,7 @@ from checkmate.tf2.graph import in_place
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first
 from checkmate.tf2.graph.grappler import optimize
+from checkmate.tf2.graph.known_functions import with_known_shapes
 from checkmate.tf2.graph.operations import is_loop, variable_read
 from checkmate.tf2.graph.ordering import Group, arrange, values_of
 from checkmate.tf2.graph.passes import inline, simplify
@@ -193,6 +194,7 @@ def analyse(
 ) -> TracedStep:
     inlined = inline(concrete)
     simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
+    simplified = with_known_shapes(simplified, concrete.graph)
     planned_names = {o.name for group in like.groups for o in group} if like else None
     flat = FlatGraph(simplified, concrete, inlined, planned_names)
     if not flat.planned:

@@ -60,8 +60,8 @@ class Call:
         relations of its arguments and of its results, which may be others; None if that needs the
         whole.
       bodies: The graphs of the functions that the op runs.
-      asked: Index of an output, and the relation that it shall have, of an op whose inputs are the
-        same for all slices; None where they are to tell.
+      asked: Index of an output -> the relation that it shall have, where inputs that are the same
+        for all slices do not tell.
     """
 
     operation: tf.Operation
@@ -70,7 +70,7 @@ class Call:
     examples: int
     inside: Callable[[Any, Relations, Relations | None], Body | None]
     bodies: Callable[[], Sequence[Any]]
-    asked: tuple[int, Relation] | None = None
+    asked: Mapping[int, Relation] = field(default_factory=dict)
 
     @property
     def type(self) -> str:

@@ -19,7 +19,7 @@ def loop(call: Call) -> Answer | None:
     """A carried value has one relation before and after each iteration; all slices must do the same
     number of iterations."""
     body, condition = call.bodies()
-    state = list(call.inputs)
+    state = [call.asked.get(k, relation) for k, relation in enumerate(call.inputs)]
     for _ in range(_MOST_ROUNDS):
         found = call.inside(body, state, state)
         if found is None:
@@ -27,7 +27,7 @@ def loop(call: Call) -> Answer | None:
         joined = _joined(found.arguments, found.results)
         if WHOLE in joined:
             return None
-        if joined == state:
+        if _agree(joined, state):
             again = call.inside(condition, state, None)
             if again is None or again.results != [SAME] or again.arguments != state:
                 return None
@@ -58,6 +58,8 @@ def _alike(call: Call, graphs: Sequence[Any], arguments: Relations) -> list[Body
     """Functions with the same relations of arguments and of results."""
     arguments, results = list(arguments), None
     for _ in range(_MOST_ROUNDS):
+        if results is not None:
+            results = [call.asked.get(k, relation) for k, relation in enumerate(results)]
         found = [call.inside(graph, arguments, results) for graph in graphs]
         bodies = [each for each in found if each is not None]
         if len(bodies) < len(found):
@@ -71,17 +73,27 @@ def _alike(call: Call, graphs: Sequence[Any], arguments: Relations) -> list[Body
     return None
 
 
+def _agree(first: Relations, second: Relations) -> bool:
+    places = ([relation.places for relation in each] for each in (first, second))
+    return first == second and next(places) == next(places)
+
+
 def _joined(first: Relations, second: Relations) -> Relations:
     return [join(*each) for each in zip(first, second, strict=True)]
 
 
 def empty(call: Call) -> Answer | None:
     """An empty list, whose entries have any relation."""
-    relation = call.asked[1] if call.asked else ZERO
-    if call.operation.inputs[0].dtype == tf.variant:
+    relation = call.asked.get(0, ZERO)
+    if not call.inputs or call.operation.inputs[0].dtype == tf.variant:
         return Answer([relation], list(call.inputs))
     fits = call.inputs[0].kind in (Kind.SAME, Kind.SIZE)
     return Answer([relation], list(call.inputs), _scaled(call, 0, relation)) if fits else None
+
+
+def of_one(call: Call) -> Relations | None:
+    (relation,) = call.inputs
+    return None if relation.kind in (Kind.WHOLE, Kind.SIZE) else [relation]
 
 
 def of_rows(call: Call) -> Answer | None:
@@ -140,5 +152,7 @@ def added(call: Call) -> Answer | None:
 
 
 def _scaled(call: Call, k: int, relation: Relation) -> dict[int, int]:
-    """The entry of the shape of a list's entries that is smaller in a slice."""
+    """The entry of the shape of a list's entries that is smaller in a slice. Lists have none."""
+    if call.attr("element_dtype") == tf.variant:
+        return {}
     return call.scaled(k, relation.axis) if relation.kind is Kind.BATCHED else {}

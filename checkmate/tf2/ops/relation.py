@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 Shape = Sequence[int]
@@ -89,12 +89,12 @@ def part_shape(shape: Shape, relation: Relation, examples: int, size: int) -> li
 
 def join(first: Relation, second: Relation) -> Relation:
     """The relation of a value that is one of two values, as in a loop or condition. One that is the
-    same for all slices can be cut into parts."""
-    if first == second or second.kind is Kind.ZERO:
-        return first
-    if first.kind is Kind.ZERO:
-        return second
-    kinds = {first.kind, second.kind}
-    if kinds == {Kind.SAME, Kind.BATCHED}:
-        return first if first.kind is Kind.BATCHED else second
+    same for all slices can be cut into parts, or into shares of a sum."""
+    if first == second:
+        return first if first.places == second.places else replace(first, places=0)
+    for one, other in ((first, second), (second, first)):
+        if other.kind is Kind.ZERO:
+            return one
+        if other.kind is Kind.SAME and one.kind in (Kind.BATCHED, Kind.SUMMED):
+            return one
     return WHOLE

@@ -71,8 +71,7 @@ def relate(signature: Signature, call: Call) -> Answer | None:
         fits = _of_sums(signature, kinds, read)
         return Answer([SUMMED] * count, list(call.inputs)) if fits else None
     pairs = [(signature.inputs[k], call.inputs[k]) for k in read if kinds[k] is Kind.BATCHED]
-    if call.asked is not None:
-        pairs.append((signature.outputs[call.asked[0]], call.asked[1]))
+    pairs += [(signature.outputs[k], relation) for k, relation in call.asked.items()]
     along = {(labels[relation.axis], relation.blocks) for labels, relation in pairs}
     if not along:
         zero = _stays_zero(signature, kinds, read)

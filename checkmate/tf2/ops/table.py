@@ -399,6 +399,11 @@ row("TensorListGetItem", shares=Shares.PART, list_op=ListOp.ENTRY, axes=loops.en
 row("TensorListPushBack", list_entry=1, list_axes=loops.with_entry(1))
 row("TensorListSetItem", list_entry=2, list_axes=loops.with_entry(2))
 row("TensorListStack", axes=loops.stacked)
+# A value that a condition returns for its gradient, or none of a branch that did not run.
+row("OptionalNone", size=Size.EMPTY, list_op=ListOp.EMPTY, list_axes=loops.empty)
+row("OptionalFromValue", list_entry=0, list_axes=loops.of_one)
+row("OptionalGetValue", shares=Shares.PART, list_op=ListOp.ENTRY, axes=loops.entry)
+row("OptionalHasValue", size=Size.NUMBERS, axes=loops.length)
 
 # Loops, conditions and calls.
 _LOOP: Columns = {"shares": Shares.PART, "runs": Runs.LOOP, "functions": ("body", "cond")}

@@ -18,13 +18,14 @@ from checkmate.tf2.graph.graph_writer import (
     names_of_inputs,
     reachable,
 )
-from checkmate.tf2.graph.operations import reads_variable
+from checkmate.tf2.graph.operations import is_loop, reads_variable
 from checkmate.tf2.ops.call import one_number
 from checkmate.tf2.ops.relation import Kind, Relation, part_shape
 from checkmate.tf2.ops.table import rule_of
 
 _SHAPES = ("output_shapes", "_output_shapes")
 _NO_SHAPE = (tf.variant, tf.resource)
+_FIRST = "first_example:0"
 
 
 OTHER_EXAMPLES = (
@@ -54,6 +55,7 @@ class SliceWriter:
         self._graph, self._known, self._gets_parts = graph, known, gets_parts
         self._sizes = sizes
         self._examples, self._size, self._every = sizes
+        self.reads_first = False
         self._names = names_of_inputs(graph)
         self._early = {tensor.ref(): f"early_{k}:0" for k, tensor in enumerate(early)}
         self._names |= self._early
@@ -80,6 +82,7 @@ class SliceWriter:
         named |= dict(zip(self._early.values(), early, strict=True))
         if first is None:
             return named
+        named[_FIRST] = first
         for (_, relation), (name, tensor) in self._parts.items():
             source = self._names.get(tensor.ref())
             value = named[source] if source else tf.constant(self._known(tensor), tensor.dtype)
@@ -100,14 +103,18 @@ class SliceWriter:
         return self.writer.import_here(named, outputs)
 
     def _read(self, use: Use) -> str:
+        if use.share:
+            name = self._read(use._replace(share=False))
+            return self._share(name, use.tensor.dtype)
         if use.node in self._made:
             return self._made[use.node][use.tensor.value_index]
         tensor, known = use.tensor, self._known(use.tensor)
         in_part = use.relation.kind is Kind.BATCHED
         if known is not None and (not in_part or one_number(known)):
             return self._constant(tensor, known, use.relation if in_part else None)
-        if not in_part or self._gets_parts:
+        if not in_part or (self._gets_parts and known is None):
             return self._names[tensor.ref()]
+        self.reads_first = True
         key = (tensor.ref(), use.relation)
         return self._parts.setdefault(key, (f"part_{len(self._parts)}:0", tensor))[0]
 
@@ -144,10 +151,13 @@ class SliceWriter:
             name = self._copied(node, inputs, after)
             outputs = [f"{name}:{k}" for k in range(len(operation.outputs))]
         if answer.average:
-            share = writer.constant(self._size / self._examples, operation.outputs[0].dtype)
-            dtype = operation.outputs[0].dtype
-            outputs[0] = writer.add(MULTIPLY, [outputs[0], share], dtype, name="share")
+            outputs[0] = self._share(outputs[0], operation.outputs[0].dtype)
         self._made[node] = outputs
+
+    def _share(self, name: str, dtype: tf.DType) -> str:
+        """The slice's share of a value, by its number of examples."""
+        share = self.writer.constant(self._size / self._examples, dtype)
+        return self.writer.add(MULTIPLY, [name, share], dtype, name="share")
 
     def _copied(self, node: Node, inputs: list[str], after: list[str]) -> str:
         operation, relations = node.operation, node.answer.outputs
@@ -176,18 +186,31 @@ class SliceWriter:
                 length.size = length.size // self._examples * self._size
 
     def _replace_bodies(self, definition: Any, node: Node) -> None:
-        names = []
-        for body in node.answer.bodies:
-            assert isinstance(body, SliceBody)
-            function = function_of(body, self._sizes)
-            self._bodies.append(function)
-            names.append(function.name)
+        loops = is_loop(node.operation)
+        functions, reads_first = functions_of(node.answer.bodies, self._sizes, loops=loops)
+        self._bodies += functions
+        names = [function.name for function in functions]
+        if reads_first:
+            self.reads_first = True
+            self._pass_first(definition, node.operation)
         for attribute in rule_of(node.operation.type).functions:
             listed = definition.attr[attribute].list.func
             for each in listed or [definition.attr[attribute].func]:
                 each.name = names.pop(0)
 
+    def _pass_first(self, definition: Any, operation: tf.Operation) -> None:
+        """Passes the number of the slice's first example to the functions that an op runs."""
+        definition.input.insert(len(operation.inputs), _FIRST)
+        if is_loop(operation):
+            definition.attr["T"].list.type.append(tf.int32.as_datatype_enum)
+            for attribute in _SHAPES:
+                if attribute in definition.attr and definition.attr[attribute].list.shape:
+                    definition.attr[attribute].list.shape.add()
+        else:
+            definition.attr["Tin"].list.type.append(tf.int32.as_datatype_enum)
+
     def _shifted(self, name: str, dtype: tf.DType, places: int) -> str:
+        self.reads_first = True
         first = self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
         return self.writer.add("Sub", [name, first], dtype, name="place")
 
@@ -198,7 +221,7 @@ class SliceWriter:
         assert draw is not None and draw.counter is not None
         dtype, result = operation.inputs[draw.counter].dtype, operation.outputs[0]
         key = (draw.numbers, draw.group, dtype)
-        k = len(self._counts)
+        self.reads_first, k = True, len(self._counts)
         counts, rest = self._counts.setdefault(key, (f"counts_{k}:0", f"rest_{k}:0"))
         inputs[draw.counter] = writer.add(
             ADD, [inputs[draw.counter], counts], dtype, name="counter"
@@ -224,15 +247,37 @@ class SliceWriter:
         self._made[node][0] = self.writer.wait((), name, tensor)
 
 
-def function_of(body: SliceBody, sizes: tuple[int, int, int]) -> Any:
-    """The function that a loop, condition or call runs in a slice."""
-    examples, size, _ = sizes
+def functions_of(
+    bodies: Sequence[Any], sizes: tuple[int, int, int], *, loops: bool = False
+) -> tuple[list[Any], bool]:
+    """The functions that an op runs in a slice, and whether their last argument is the number of
+    the slice's first example. If it `loops`, the first of them returns that number, too."""
+    writers = [_written(body, sizes) for body in bodies]
+    reads_first = any(writer.reads_first for writer, _ in writers)
+    functions = []
+    for k, (body, (writer, names)) in enumerate(zip(bodies, writers, strict=True)):
+        returned = [*names, _FIRST] if reads_first and loops and not k else names
+        functions.append(_function(body, writer, returned, sizes, reads_first))
+    return functions, reads_first
+
+
+def _written(body: SliceBody, sizes: tuple[int, int, int]) -> tuple[SliceWriter, list[str]]:
     writer = SliceWriter(body.graph, body.value, sizes, gets_parts=True)
     for node in _needed(body):
         writer.write([node], ())
         if reads_variable(node.operation):
             writer.ensured(node)
-    names = writer.write((), body.uses)
+    return writer, writer.write((), body.uses)
+
+
+def _function(
+    body: SliceBody,
+    writer: SliceWriter,
+    names: list[str],
+    sizes: tuple[int, int, int],
+    reads_first: bool,
+) -> Any:
+    examples, size, _ = sizes
     specs = []
     for tensor, relation in zip(body.graph.inputs, body.arguments, strict=True):
         shape = tensor.shape
@@ -243,10 +288,12 @@ def function_of(body: SliceBody, sizes: tuple[int, int, int]) -> Any:
         specs.append(tf.TensorSpec(shape, tensor.dtype))
 
     def run(*arguments: tf.Tensor) -> list[tf.Tensor]:
-        return writer.make(writer.given(None, arguments, ()), names)
+        first = arguments[len(specs)] if reads_first else None
+        return writer.make(writer.given(first, arguments[: len(specs)], ()), names)
 
+    more = [tf.TensorSpec([], tf.int32)] if reads_first else []
     with tf.init_scope():
-        return tf.function(run, autograph=False).get_concrete_function(*specs)
+        return tf.function(run, autograph=False).get_concrete_function(*specs, *more)
 
 
 def _needed(body: SliceBody) -> list[Node]:
