@@ -22,22 +22,11 @@ from checkmate.errors import CheckmateError
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 
-PACKAGES = {
-    "tensorflow": "tensorflow",
-    "keras": "keras",
-    "numpy": "numpy",
-    "scipy": "scipy",
-    "networkx": "networkx",
-    "numba": "numba",
-    "matplotlib": "matplotlib",
-}
-"""Module -> name on the package index, for the packages that every command needs."""
+PACKAGES = ["tensorflow", "keras", "numpy", "scipy", "networkx", "numba", "matplotlib"]
+"""What every command needs. The modules have the names of the packages."""
 
-SOLVERS = {
-    "cylp": ("cylp", "milp, lp_rounding"),
-    "ortools": ("ortools", "milp:scip, milp:cp_sat, retention"),
-}
-"""Module of a solver package -> name on the package index, and the solvers that need it."""
+SOLVERS = {"cylp": "milp, lp_rounding", "ortools": "milp:scip, milp:cp_sat, retention"}
+"""The package of a solver -> the solvers that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +88,10 @@ def doctor_command(train: bool, as_json: bool) -> None:
 def examine() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", "ok", f"{platform.python_version()} on {system}")
-    for module, name in PACKAGES.items():
-        yield _package(module, name, "missing", f"pip install {name}")
-    for module, (name, solvers) in SOLVERS.items():
-        yield _package(module, name, "note", f"pip install {name}, for the solvers {solvers}")
+    for name in PACKAGES:
+        yield _package(name, "missing", f"pip install {name}")
+    for name, solvers in SOLVERS.items():
+        yield _package(name, "note", f"pip install {name}, for the solvers {solvers}")
     if importlib.util.find_spec("tensorflow") is not None:
         try:
             yield from _devices()
@@ -121,8 +110,8 @@ def _trained() -> Iterator[Finding]:
         yield Finding(what, *(("ok", found) if is_right else ("wrong", found, trial.REPORT_IT)))
 
 
-def _package(module: str, name: str, state: str, cure: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
+def _package(name: str, state: str, cure: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
         return Finding(name, state, "not installed", cure)
     return Finding(name, "ok", importlib.metadata.version(name))
 

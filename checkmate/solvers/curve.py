@@ -46,7 +46,7 @@ class Curve:
 
     Examples:
       >>> curve = checkmate.solve_curve(graph, ["90%", "60%"])
-      >>> curve.at("75%").overhead, curve.smallest_bytes
+      >>> [result.overhead for result in curve.results], curve.smallest_bytes
     """
 
     graph: DFGraph = field(repr=False)
@@ -79,18 +79,6 @@ class Curve:
             bound=bound,
             stats=stats,
             given_order_bound=None,
-        )
-
-    def at(self, budget: Bytes) -> SolveResult | None:
-        """Returns the result of the largest budget that is not above another; None if all are.
-
-        Args:
-          budget: The other budget, as for `solve`.
-        """
-        budget_bytes = parse_bytes(budget, percent_of=plain_peak(self.graph))
-        return next(
-            (result for result in reversed(self.results) if result.budget_bytes <= budget_bytes),
-            None,
         )
 
 

@@ -56,16 +56,16 @@ def test_doctor_finds_what_is_here_and_what_is_not(here, monkeypatch):
     assert found.exit_code == 0
     findings = {each["what"]: each for each in lines_of_json(found.stdout)}
     assert {"Python", "tensorflow", "keras", "numpy", "cylp", "ortools", "devices"} <= set(findings)
-    monkeypatch.setitem(doctor.SOLVERS, "no_such_module", ("no-such-package", "none"))
+    monkeypatch.setitem(doctor.SOLVERS, "no_such_solver", "none")
     noted = invoke("doctor", "--json")
     assert noted.exit_code == 0
-    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", "no-such-package")
+    monkeypatch.setattr(doctor, "PACKAGES", [*doctor.PACKAGES, "no_such_package"])
     found = invoke("doctor", "--json")
     assert found.exit_code == 1
     findings = {each["cure"]: each["state"] for each in lines_of_json(found.stdout)}
-    assert findings["pip install no-such-package"] == "missing"
-    assert findings["pip install no-such-package, for the solvers none"] == "note"
-    assert "no-such-package: pip install no-such-package\n" in invoke("doctor").stdout
+    assert findings["pip install no_such_package"] == "missing"
+    assert findings["pip install no_such_solver, for the solvers none"] == "note"
+    assert "no_such_package: pip install no_such_package\n" in invoke("doctor").stdout
 
 
 def test_what_libraries_say_while_they_load_is_shown_only_if_that_fails():

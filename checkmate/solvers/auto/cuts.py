@@ -30,17 +30,12 @@ NEGLIGIBLE = 1e-9
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Ops of which each reads the next. The first runs in interval b, or is `kept`: in memory at
-    snapshot b.
-
-    Attributes:
-      excess: By how many evaluations its row is violated.
-    """
+    snapshot b."""
 
     a: int
     b: int
     ops: tuple[int, ...]
     kept: bool
-    excess: float
 
 
 def violated_chains(
@@ -76,25 +71,10 @@ def violated_chains(
     excess = np.where(inside, least - runs, 0.0)
     last, pair = np.nonzero(excess > VIOLATION)
     worst = np.argsort(-excess[last, pair], kind="stable")[:limit]
-    return [_chain(int(last[k]), int(pair[k]), a, b, reader, kept, excess) for k in worst]
-
-
-def _chain(
-    last: int,
-    pair: int,
-    a: np.ndarray,
-    b: np.ndarray,
-    reader: np.ndarray,
-    kept: np.ndarray,
-    excess: np.ndarray,
-) -> Chain:
-    ops = [last]
-    while (j := int(reader[ops[-1], pair])) >= 0:
-        ops.append(j)
-    return Chain(
-        int(a[pair]),
-        int(b[pair]),
-        tuple(reversed(ops)),
-        bool(kept[ops[-1], pair]),
-        float(excess[last, pair]),
-    )
+    chains = []
+    for op, k in zip(last[worst].tolist(), pair[worst].tolist(), strict=True):
+        ops = [op]
+        while (j := int(reader[ops[-1], k])) >= 0:
+            ops.append(j)
+        chains.append(Chain(int(a[k]), int(b[k]), tuple(reversed(ops)), bool(kept[ops[-1], k])))
+    return chains

@@ -84,12 +84,12 @@ def solve_matrices(
 
 
 def solve_intervals(
-    problem: IntervalProblem, *, time_limit_s: float, start: Any = None, workers: int = 1
+    problem: IntervalProblem, *, time_limit_s: float, start: Any = None
 ) -> IntervalAnswer:
     """Solves `problem` with CP-SAT, in a process of its own unless it is tiny; `start` is a hint:
     for each value the (start, end) of its intervals. Limits and errors are those of
     `solve_matrices`."""
-    limits = {"time_limit_s": time_limit_s, "start": start, "workers": workers}
+    limits = {"time_limit_s": time_limit_s, "start": start}
     question = {"problem": problem, "engine": "cp_sat", **limits}
     size, small = f"{len(problem.sizes)} values", len(problem.sizes) <= FEW_VALUES
     module = "checkmate.solvers.backends.ortools_intervals"

@@ -51,13 +51,12 @@ class IntervalAnswer:
 
     status: AnswerStatus
     starts: tuple[tuple[int, ...], ...] | None = None
-    bound: float = 0.0
 
 
 def solve(
-    problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any, workers: int = 1
+    problem: IntervalProblem, *, engine: str, time_limit_s: float, start: Any
 ) -> IntervalAnswer:
-    """Solves with CP-SAT. With more than one worker the answer can differ from run to run."""
+    """Solves with CP-SAT on one thread: on several the answer can differ from run to run."""
     from ortools.sat.python import cp_model
 
     began = time.monotonic()
@@ -72,7 +71,7 @@ def solve(
         _hint(model, problem, intervals, start)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.1, time_limit_s - (time.monotonic() - began))
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = 1
     status = solver.solve(model)
     if status == cp_model.MODEL_INVALID:
         raise SolverFailedError(
@@ -81,13 +80,13 @@ def solve(
     if status == cp_model.INFEASIBLE:
         return IntervalAnswer(AnswerStatus.INFEASIBLE)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return IntervalAnswer(AnswerStatus.UNKNOWN, bound=max(0.0, solver.best_objective_bound))
+        return IntervalAnswer(AnswerStatus.UNKNOWN)
     starts = tuple(
         tuple(solver.value(e["start"]) for e in of_value if solver.value(e["there"]))
         for of_value in intervals
     )
     ended = AnswerStatus.OPTIMAL if status == cp_model.OPTIMAL else AnswerStatus.FEASIBLE
-    return IntervalAnswer(ended, starts, solver.best_objective_bound)
+    return IntervalAnswer(ended, starts)
 
 
 def _capacity(model: Any, problem: IntervalProblem, intervals: Intervals) -> None:

@@ -42,12 +42,10 @@ class Retention:
     Args:
       evaluations: The most evaluations of an op (MOCCASIN's C).
       start_share: Share of the time for the default solver, which makes the start; 0 for no start.
-      workers: Threads of CP-SAT. One gives the same plan each time, with enough time.
     """
 
     evaluations: int = 2
     start_share: float = 0.3
-    workers: int = 1
     name: str = "retention"
 
     def run(self, search: Search) -> None:
@@ -68,9 +66,7 @@ class Retention:
             evaluations = max(evaluations, int(schedule.R.sum(axis=0).max()))
             start = intervals_of(search.graph, schedule)
         problem = retention_problem(search.graph, search.budget_bytes, evaluations)
-        answer = solve_intervals(
-            problem, time_limit_s=0.95 * search.remaining_s, start=start, workers=self.workers
-        )
+        answer = solve_intervals(problem, time_limit_s=0.95 * search.remaining_s, start=start)
         if answer.starts is not None:
             search.offer(plan_of(search.graph, answer.starts), by=self.name)
 
