@@ -146,18 +146,16 @@ def _searched(
     """A result for each budget. After Ctrl-C there is no further search: the other budgets get the
     plain step, or no plan."""
     results: list[SolveResult] = []
-    interrupted = False
     for each in amounts:
-        if not interrupted:
-            try:
-                found = solve_at(each, solver=solver, time_limit_s=time_limit_s, throw=False)
-                results.append(found)
-                interrupted = found.status is SolveStatus.INTERRUPTED
-                continue
-            except KeyboardInterrupt:
-                if not results:
-                    raise
-                interrupted = True
+        try:
+            results.append(solve_at(each, solver=solver, time_limit_s=time_limit_s, throw=False))
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            break
+        if results[-1].status is SolveStatus.INTERRUPTED:
+            break
+    for each in amounts[len(results) :]:
         plain = solve_at(each, solver="checkpoint_all", time_limit_s=0, throw=False)
         if plain.status is not SolveStatus.INFEASIBLE:
             plain = replace(plain, status=SolveStatus.INTERRUPTED)
