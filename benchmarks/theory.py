@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from checkmate.dtr.heuristic import Heuristic
 from checkmate.dtr.policy import CountingBackend
-from checkmate.dtr.program import Drop, Pin, Program, Run, Step
+from checkmate.dtr.program import Program
 from checkmate.dtr.runtime import Deallocation, Runtime
+from checkmate.dtr.steps import Hold, Run, Step
 from checkmate.dtr.storage import FRESH, Tensor
 
 E_STAR = Heuristic("neighbourhood", size=False, staleness=False)
@@ -39,12 +40,12 @@ def _linear_steps(layers: int) -> Iterator[Step]:
         yield Run(f"f{i}", (i - 1,) if i else (), (1,), (FRESH,), 1)
     above: tuple[int, ...] = ()
     for k, i in enumerate(reversed(range(layers))):
-        yield Drop(i)
+        yield Hold("release", i)
         gradient = layers + k
         yield Run(f"b{i}", (*((i - 1,) if i else ()), *above), (1,), (FRESH,), 1)
-        yield from (Drop(tensor) for tensor in above)
+        yield from (Hold("release", tensor) for tensor in above)
         above = (gradient,)
-    yield Pin(above[0])
+    yield Hold("pin", above[0])
 
 
 def square_root_budget(layers: int, factor: float = 2.0) -> int:

@@ -6,53 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
 
 from checkmate.core.graph import DFGraph
 from checkmate.core.replay import plain_peak
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.log import OpLog, whole_costs
-from checkmate.dtr.log_format import Call, Constant, Copy, CopyFrom, Instruction, Mutate, Release
 from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.runtime import Deallocation, Runtime
+from checkmate.dtr.steps import Hold, Run, Step, steps_of
 from checkmate.dtr.storage import FRESH, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run an op for the first time. Its outputs get the next numbers; see `Runtime.call` for the
-    fields."""
-
-    op: str
-    inputs: tuple[int, ...]
-    sizes: tuple[int, ...]
-    aliases: tuple[int, ...]
-    cost: int
-    workspace_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Of:
-    tensor: int
-
-
-class Retain(_Of):
-    method = "retain"
-
-
-class Drop(_Of):
-    method = "release"
-
-
-class Pin(_Of):
-    method = "pin"
-
-
-class Unpin(_Of):
-    method = "unpin"
-
-
-Step: TypeAlias = Run | Retain | Drop | Pin | Unpin
 
 
 @dataclass(frozen=True)
@@ -104,9 +66,7 @@ class Program:
 
     @classmethod
     def from_log(cls, log: OpLog) -> Program:
-        """Constants are pinned, a mutation makes new tensors, and what is still referenced at the
-        end is brought back and pinned."""
-        return cls(tuple(_LogSteps().steps(log)), log.name)
+        return cls(tuple(steps_of(log.instructions, log.lines)), log.name)
 
     @classmethod
     def from_graph(cls, graph: DFGraph) -> Program:
@@ -118,70 +78,6 @@ class Program:
         to recompute another; that can be longer than the plain step holds them.
         """
         return cls(tuple(_graph_steps(graph)), graph.name, graph)
-
-
-class _LogSteps:
-    def __init__(self) -> None:
-        self.tensors: dict[str, int] = {}
-        self.names: list[int] = []
-        self.sizes: list[int] = []
-
-    def steps(self, log: OpLog) -> Iterator[Step]:
-        for instruction in log.instructions:
-            yield from self._one(instruction)
-        for tensor in self.tensors.values():
-            if self.names[tensor] > 0:
-                yield Pin(tensor)
-
-    def _one(self, instruction: Instruction) -> Iterator[Step]:
-        match instruction:
-            case Constant(name=name):
-                yield Run("constant", (), (instruction.bytes,), (FRESH,), 0)
-                yield Pin(self._new(name, instruction.bytes))
-            case Call(aliases=aliases):
-                args = tuple(self.tensors[name] for name in instruction.args)
-                sizes = tuple(
-                    size if alias == FRESH else 0
-                    for size, alias in zip(instruction.bytes, aliases, strict=True)
-                )
-                yield Run(instruction.op, args, sizes, aliases, instruction.time)
-                for name, size, alias in zip(instruction.results, sizes, aliases, strict=True):
-                    self._new(name, size if alias == FRESH else self.sizes[args[alias]])
-            case Mutate(mutated=mutated):
-                args = tuple(self.tensors[name] for name in instruction.args)
-                sizes = tuple(self.sizes[args[k]] for k in mutated)
-                yield Run(instruction.op, args, sizes, (FRESH,) * len(mutated), instruction.time)
-                for k, size in zip(mutated, sizes, strict=True):
-                    self._new(instruction.args[k], size)
-                for k in mutated:
-                    yield self._drop(args[k])
-            case Copy(name=name, source=source):
-                yield self._retain(name, source)
-            case CopyFrom(name=name, source=source):
-                old = self.tensors[name]
-                # Else nothing changes, and dropping first could be the end of it.
-                if old != self.tensors[source]:
-                    retain = self._retain(name, source)
-                    yield self._drop(old)
-                    yield retain
-            case Release(name=name):
-                if name in self.tensors:
-                    yield self._drop(self.tensors[name])
-
-    def _new(self, name: str, size: int) -> int:
-        self.tensors[name] = len(self.names)
-        self.names.append(1)
-        self.sizes.append(size)
-        return self.tensors[name]
-
-    def _retain(self, name: str, source: str) -> Retain:
-        tensor = self.tensors[name] = self.tensors[source]
-        self.names[tensor] += 1
-        return Retain(tensor)
-
-    def _drop(self, tensor: int) -> Drop:
-        self.names[tensor] -= 1
-        return Drop(tensor)
 
 
 def _graph_steps(graph: DFGraph) -> Iterator[Step]:
@@ -196,12 +92,12 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
     # They are pinned later, so they must not be released before.
     late = {i for i in range(n) if graph.expires[i] < needed[i]}
     yield Run("fixed_bytes", (), (graph.fixed_bytes,), (FRESH,), 0)
-    yield Pin(0)
+    yield Hold("pin", 0)
     for i, op in enumerate(graph.ops):
         for d in op.overwrites:
             if d not in pinned and needed[d] > i:
                 pinned.add(d)
-                yield Pin(d + 1)
+                yield Hold("pin", d + 1)
         yield Run(
             op.name,
             tuple(d + 1 for d in op.deps),
@@ -212,14 +108,15 @@ def _graph_steps(graph: DFGraph) -> Iterator[Step]:
         )
         if not op.recomputable and needed[i] > i:
             pinned.add(i)
-            yield Pin(i + 1)
-        yield from (Drop(d + 1) for d in (*op.deps, i) if graph.last_use[d] == i and d not in late)
+            yield Hold("pin", i + 1)
+        ended = (d for d in (*op.deps, i) if graph.last_use[d] == i and d not in late)
+        yield from (Hold("release", d + 1) for d in ended)
         for d in ending[i]:
             if d in late:
-                yield Drop(d + 1)
+                yield Hold("release", d + 1)
             if d in pinned:
-                yield Unpin(d + 1)
-    yield from (Pin(i + 1) for i in graph.outputs if i not in pinned)
+                yield Hold("unpin", d + 1)
+    yield from (Hold("pin", i + 1) for i in graph.outputs if i not in pinned)
 
 
 def _needed_until(graph: DFGraph) -> list[int]:

@@ -13,9 +13,10 @@ from reference import GaveUp, Reference
 from checkmate.dtr.heuristic import HEURISTICS
 from checkmate.dtr.policy import CountingBackend
 from checkmate.dtr.pool import Pool, Search
-from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
+from checkmate.dtr.program import Program
 from checkmate.dtr.runtime import Runtime
 from checkmate.dtr.simulator import simulate
+from checkmate.dtr.steps import Run
 from checkmate.dtr.storage import Storage
 from checkmate.errors import EvictionError
 
@@ -30,12 +31,12 @@ def run_reference(program, budget, heuristic, limit, eager):
                 tensors += reference.call(
                     [tensors[i] for i in step.inputs], step.sizes, step.aliases, step.cost
                 )
-            elif isinstance(step, Retain):
+            elif step.method == "retain":
                 tensors[step.tensor].block.refs += 1
-            elif isinstance(step, Drop):
+            elif step.method == "release":
                 reference.release(tensors[step.tensor])
             else:
-                assert isinstance(step, Pin)
+                assert step.method == "pin"
                 reference.pin(tensors[step.tensor])
     except GaveUp as end:
         status = str(end)

@@ -10,7 +10,8 @@ from strategies import training_chain
 from checkmate import DFGraph, LogError, Op, simulate
 from checkmate.dtr.log import OpLog
 from checkmate.dtr.log_format import Annotate, Call, Constant, Copy, CopyFrom, Mutate, Release
-from checkmate.dtr.program import Drop, Pin, Program, Retain, Run
+from checkmate.dtr.program import Program
+from checkmate.dtr.steps import Hold, Run
 
 LINES = """
 {"INSTRUCTION":"CONSTANT","NAME":"before"}
@@ -82,17 +83,17 @@ def test_what_a_log_has_done():
     the end are pinned, in their order."""
     assert Program.from_log(OpLog(INSTRUCTIONS)).steps == (
         Run("constant", (), (100,), (-1,), 0),
-        Pin(0),
+        Hold("pin", 0),
         Run("split", (0,), (8, 0), (-1, 0), 30),
-        Retain(1),
+        Hold("retain", 1),
         Run("add_", (1, 0), (8,), (-1,), 5),
-        Drop(1),
-        Drop(1),
-        Retain(2),
-        Drop(3),
-        Pin(0),
-        Pin(2),
-        Pin(2),
+        Hold("release", 1),
+        Hold("release", 1),
+        Hold("retain", 2),
+        Hold("release", 3),
+        Hold("pin", 0),
+        Hold("pin", 2),
+        Hold("pin", 2),
     )
 
 
