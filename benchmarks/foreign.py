@@ -32,8 +32,8 @@ from checkmate.commands.quiet import quietly
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, replay
+from checkmate.demo.demo import LOSS_TOLERANCE, loss_difference
 from checkmate.demo.process import fresh_process, last_line
-from checkmate.demo.training import LOSS_TOLERANCE, loss_difference
 from checkmate.errors import CheckmateError, InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.solve import solve
 

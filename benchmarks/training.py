@@ -37,8 +37,8 @@ from checkmate.commands.options import (
     readable_budgets,
     steps_option,
 )
+from checkmate.demo.demo import loss_difference
 from checkmate.demo.process import ProcessDiedError, fresh_process, last_line
-from checkmate.demo.training import loss_difference
 from checkmate.errors import CheckmateError
 from checkmate.units import format_bytes, parse_bytes
 

@@ -11,8 +11,7 @@ import click
 from checkmate.commands.options import PICTURE, NameOf, json_option, readable_budgets, steps_option
 from checkmate.commands.table import complain, print_json, print_table, say
 from checkmate.demo import WORKLOADS
-from checkmate.demo.demo import PHASES, Demo, run_demo
-from checkmate.demo.training import LOSS_TOLERANCE
+from checkmate.demo.demo import LOSS_TOLERANCE, PHASES, Demo, run_demo
 from checkmate.progress import Progress
 from checkmate.units import format_bytes
 

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from checkmate.demo.process import fresh_process
-from checkmate.demo.training import LOSS_TOLERANCE, loss_difference
 from checkmate.units import format_bytes
+
+LOSS_TOLERANCE = 1e-3
+"""Relative difference up to which losses count as equal: TensorFlow fuses and parallelizes the two
+steps differently."""
+
+
+def loss_difference(plain: Sequence[float], losses: Sequence[float]) -> float:
+    """The largest relative difference of a loss from the plain step's; infinite where one is no
+    number, or where there is another number of them."""
+    if len(plain) != len(losses):
+        return math.inf
+    found = [abs(a - b) / (abs(a) or 1.0) for a, b in zip(plain, losses, strict=True)]
+    return max((each if math.isfinite(each) else math.inf for each in found), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,31 @@ def run_demo(
     return Demo(model, told["device"], told["budget_bytes"], plain, planned, told.get("report", ""))
 
 
+def plain_step(work: Any, optimizer: Any) -> Any:
+    import tensorflow as tf
+
+    variables = work.model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function
+    def step(inputs: Any, labels: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            prediction = work.model(inputs, training=True)
+            loss = work.loss(labels, prediction)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return prediction, loss
+
+    return step
+
+
+def planned_step(work: Any, optimizer: Any, budget: int | str) -> Any:
+    import checkmate
+
+    return checkmate.tf2.compile(
+        work.model, work.loss, optimizer, work.inputs, work.labels, budget=budget
+    )
+
+
 def train(name: str, steps: int, budget: str | None, *, watch: bool = False) -> dict[str, Any]:
     """Trains a workload in this process. Returns the fields of `Run`, and device, budget and
     report."""
@@ -100,7 +138,6 @@ def train(name: str, steps: int, budget: str | None, *, watch: bool = False) -> 
     import tensorflow as tf
 
     from checkmate.demo.models import workload
-    from checkmate.demo.training import plain_step, planned_step
     from checkmate.tf2 import device as devices
     from checkmate.tf2.memory.profiler import observe
 

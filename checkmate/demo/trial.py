@@ -68,8 +68,8 @@ def train() -> dict[str, Any]:
     import tensorflow as tf
 
     import checkmate
+    from checkmate.demo.demo import plain_step, planned_step
     from checkmate.demo.models import unet
-    from checkmate.demo.training import plain_step, planned_step
     from checkmate.tf2 import device as devices
 
     device = devices.training_device()

@@ -86,7 +86,6 @@ def test_the_first_plain_step_is_a_warm_up_and_the_first_planned_one_counts(
     tensorflow, monkeypatch
 ):
     """On a GPU TensorFlow tries several algorithms of an op in the first step that it runs."""
-    from checkmate.demo import training
     from checkmate.tf2.models import Workload
 
     calls = []
@@ -100,8 +99,8 @@ def test_the_first_plain_step_is_a_warm_up_and_the_first_planned_one_counts(
         step.budget_bytes, step.report = 100 * MIB, lambda: ""
         return step
 
-    monkeypatch.setattr(training, "plain_step", first_is_larger)
-    monkeypatch.setattr(training, "planned_step", first_is_larger)
+    monkeypatch.setattr(demo, "plain_step", first_is_larger)
+    monkeypatch.setattr(demo, "planned_step", first_is_larger)
     monkeypatch.setattr(
         "checkmate.demo.models.workload", lambda _: Workload(None, None, None, None)
     )

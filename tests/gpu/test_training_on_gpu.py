@@ -7,7 +7,7 @@ from gpu.nets import NETS, net
 
 import checkmate
 from benchmarks.workloads import measured
-from checkmate.demo.training import plain_step, planned_step
+from checkmate.demo.demo import plain_step, planned_step
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory import budget as budgets
 
