@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from checkmate.errors import UnsupportedError
 from checkmate.tf2.eager import private_api
-from checkmate.tf2.eager.backward import gradients_through, vector_space
 from checkmate.tf2.eager.op_kinds import OpKind, kind_of
-from checkmate.tf2.eager.runtime import EagerRuntime
+from checkmate.tf2.eager.runtime import EagerRuntime, gradients_through, vector_space
 from checkmate.tf2.eager.storage import OpRequest
 from checkmate.tf2.eager.tensors import LazyTensor, SettledTensor
 

@@ -134,7 +134,11 @@ class TracedStep:
         return Plan.from_order(self.graph, self.plain_order)
 
     def plain_peak_bytes(self, graph: DFGraph | None = None) -> int:
-        """The peak of the plain step by the judge's count, where `graph` has other costs."""
+        """Returns the peak of the plain step by the judge's count.
+
+        Args:
+          graph: This graph with costs and workspaces; by default that of the trace.
+        """
         return replay(graph or self.graph, self.plain_plan()).peak_bytes
 
 
