@@ -173,10 +173,10 @@ class Chain:
 
 def measured(
     members: Sequence[IsolatedOps], device: str, reports: bool
-) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
-    """Yields the measurement of each group, None where TensorFlow refuses to run it. Neighbours are
-    timed together, and should last similarly long. `reports` is whether the profiler sees the
-    allocator's events."""
+) -> Iterator[Measurement | None]:
+    """Yields the measurement of each group in order, None where TensorFlow refuses to run it.
+    Neighbours are timed together, and should last similarly long. `reports` is whether the profiler
+    sees the allocator's events."""
     try:
         yield from _measured(members, device, reports)
     finally:
@@ -185,7 +185,7 @@ def measured(
 
 def _measured(
     members: Sequence[IsolatedOps], device: str, reports: bool
-) -> Iterator[tuple[IsolatedOps, Measurement | None]]:
+) -> Iterator[Measurement | None]:
     made, logs = _watched(partial(_made, members, device), reports)
     trying = [each for each in made if isinstance(each, Chain) and each.tries]
     if trying:
@@ -194,10 +194,9 @@ def _measured(
         logs |= {each.scope: again.get(each.scope) for each in trying}
     for each in made:
         if isinstance(each, Chain):
-            found = each.measurements(logs.get(each.scope))
-            yield from zip(each.members, found, strict=True)
+            yield from each.measurements(logs.get(each.scope))
         else:
-            yield each, None
+            yield None
 
 
 def _run_again(chains: Sequence[Chain]) -> None:

@@ -98,20 +98,20 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
             for key, each, estimate in zip(keys, isolated, estimates, strict=True)
             if key is not None and key not in known
         }
-        key_of = {each: key for key, (_, each) in missing.items()}
         # Ops of similar length are timed together.
-        by_time = [each for _, each in sorted(missing.values(), key=lambda pair: pair[0])]
+        by_time = sorted(missing, key=lambda key: missing[key][0])
         reports = devices.requests_are_seen(device)
         if missing:
             on_progress(0, len(missing))
         not_seen: Entries = {}  # another profile was being taken
-        for done, (each, measurement) in enumerate(chain.measured(by_time, device, reports), 1):
+        found = chain.measured([missing[key][1] for key in by_time], device, reports)
+        for done, (key, measurement) in enumerate(zip(by_time, found, strict=True), 1):
             is_whole = measurement is None or measurement.footprints or not reports
-            (known if is_whole else not_seen)[key_of[each]] = measurement
+            (known if is_whole else not_seen)[key] = measurement
             on_progress(done, len(missing))
         entries = known | not_seen
-        found = [entries.get(key) if key is not None else None for key in keys]
-    return completed(traced, isolated, found, estimates)
+        seen = [entries.get(key) if key is not None else None for key in keys]
+    return completed(traced, isolated, seen, estimates)
 
 
 def to_measure(

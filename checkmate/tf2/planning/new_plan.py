@@ -134,6 +134,7 @@ def _searched(search: PlanSearch, report: Report) -> Planned:
 
 def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:
     task = search.task
+    assert found.expected_bytes is not None  # it is within the budget
     with task.clock.phase("building"):
         buffers: OutputBuffers | None = search.predictor.buffers
         run = Replayed(task.traced, found.plan, buffers, found.written)

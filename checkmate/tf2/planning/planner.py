@@ -64,10 +64,11 @@ class Planner:
         with only_new_garbage(), request.showing() as progress:
             clock = Clock(progress)
             with clock.phase("tracing"):
-                main = like.traced if like and not like.part else None
-                traced = traced or trace(request.step, *specs, name=request.name, like=main)
-            if main is not None and (same := self._under_same_plan(traced, specs, like)):
-                return same
+                main = like if like and not like.part else None
+                same = main.traced if main else None
+                traced = traced or trace(request.step, *specs, name=request.name, like=same)
+            if main and (planned := self._under_same_plan(traced, specs, main)):
+                return planned
             task = PlanTask.of(
                 request,
                 traced,
@@ -142,10 +143,9 @@ class Planner:
         return found
 
     def _under_same_plan(
-        self, traced: TracedStep, specs: tuple[Any, ...], main: Planned | None
+        self, traced: TracedStep, specs: tuple[Any, ...], main: Planned
     ) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
-        assert main is not None
         if main.result is None:
             return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:

@@ -143,7 +143,7 @@ class StoredPlan:
         )
 
 
-NO_PROOF = {
+NO_PROOF: dict[str, Any] = {
     "status": SolveStatus.FEASIBLE.name,
     "bound": 0.0,
     "bound_covers": "given order",
@@ -226,7 +226,9 @@ def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) ->
     needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
     sizes = {key: int(field(otherwise | data, key, BYTES, path)) for key in needed}
     sizes["peak_bytes"] = max(peak, sizes["peak_bytes"])
-    proof = NO_PROOF | {key: data[key] for key in NO_PROOF if data.get(key) is not None}
+    proof: dict[str, Any] = NO_PROOF | {
+        key: data[key] for key in NO_PROOF if data.get(key) is not None
+    }
     if proof["bound"] > (1 + 1e-6) * timeline.cost:
         most = f"at most {timeline.cost:g}, the cost of the plan,"
         raise refusal(path, f"bound is {proof['bound']:g}", most)

@@ -60,9 +60,9 @@ def measured(monkeypatch):
     measured = chain.measured
 
     def counting(members, *arguments):
-        for each, found in measured(members, *arguments):
+        for each, found in zip(members, measured(members, *arguments), strict=True):
             groups.append([operation.type for operation in each.group])
-            yield each, found
+            yield found
 
     monkeypatch.setattr(chain, "measured", counting)
     return groups
@@ -368,7 +368,7 @@ def test_what_ops_ask_for_is_seen(tensorflow, folder):
 def test_arguments_of_one_shape_are_two_tensors(tensorflow):
     """TensorFlow makes one of equal ops, and a tensor that is read twice is not written over."""
     ops, _kept = isolated(tensorflow.add, *[(512, 512)] * 2)
-    ((_, found),) = chain.measured(ops, "CPU:0", True)
+    (found,) = chain.measured(ops, "CPU:0", True)
     assert [each.in_place for each in found.footprints] == [True]
 
 
@@ -389,7 +389,7 @@ def test_the_gradient_of_a_pooling_asks_for_what_it_asks_for_in_a_step(tensorflo
     ]
     ops, _kept = isolated(step, (8, 128, 128, 16))
     (gradient,) = (each for each in ops if "MaxPoolGrad" in {o.type for o in each.group})
-    ((_, found),) = chain.measured([gradient], "CPU:0", True)
+    (found,) = chain.measured([gradient], "CPU:0", True)
     footprint = found.footprints[[o.type for o in gradient.group].index("MaxPoolGrad")]
     assert in_step and [each.bytes for each in footprint.requests] == in_step
 
@@ -399,7 +399,8 @@ def test_an_op_that_fails_on_made_up_data_is_unknown_and_the_others_are_not(tens
         return tf.debugging.check_numerics(tf.math.log(x - 1.0), ""), tf.sin(x), tf.cos(x)
 
     ops, _kept = isolated(step, (64, 64))
-    found = {each.group[-1].type: found for each, found in chain.measured(ops, "CPU:0", True)}
+    measurements = zip(ops, chain.measured(ops, "CPU:0", True), strict=True)
+    found = {each.group[-1].type: found for each, found in measurements}
     assert found.pop("CheckNumerics") is None
     assert len(found) == 2 and all(found.values())
 
