@@ -48,7 +48,9 @@ class IsolatedOps:
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
-        if len(group) > 1 and _touches_resource(group[-1]):
+        if len(group) > 1 and any(
+            tensor.dtype in (tf.resource, tf.variant) for tensor in group[-1].inputs
+        ):
             # Without the final write to a variable, which takes the buffer of what it writes. That
             # buffer is workspace, not value.
             self.group, self.values = group[:-1], ()
@@ -237,10 +239,6 @@ def _is_known(tensor: tf.Tensor) -> bool:
 
 def _op(tensor: str) -> str:
     return tensor.partition(":")[0]
-
-
-def _touches_resource(operation: tf.Operation) -> bool:
-    return any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.inputs)
 
 
 def _shape_value(tensor: tf.Tensor) -> Any:

@@ -74,7 +74,9 @@ class EagerRuntime:
             made = flat(result) if type(result) is list or result is None else [result]
             outputs = self._adopt(call, made, taped=skip is not None)
             if skip is not None and outputs:
-                self._put_on_tapes(call, outputs, skip)
+                cells = tuple([e.cell if type(e) is LazyTensor else e for e in outputs])
+                backward = Backward(self, call, cells, skip)
+                private_api.tape_record(call.name, cells, call.arguments, backward, None)
             if self.policy.budget.limited:
                 self.policy.learn(call.needs, call.name)
             return _arranged(result, outputs)
@@ -167,11 +169,6 @@ class EagerRuntime:
         call.bytes += count
         call.outputs += (cell,)
         return LazyTensor(self, cell, owner=True)
-
-    def _put_on_tapes(self, call: EagerCall, outputs: list[Any], skip: tuple[int, ...]) -> None:
-        cells = tuple([each.cell if type(each) is LazyTensor else each for each in outputs])
-        backward = Backward(self, call, cells, skip)
-        private_api.tape_record(call.name, cells, call.arguments, backward, None)
 
     def run_opaque(self, op: str, inputs: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Runs an op that cannot run again, a whole function perhaps: it counts as one op, whose

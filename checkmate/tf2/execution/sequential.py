@@ -80,22 +80,16 @@ def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list
     return [last] if last and (is_loop(operation) or not reads) else []
 
 
-def _optimized(body: Any) -> Any:
-    with tf.init_scope():
-        return optimize(
-            SimpleNamespace(
-                graph=body, inputs=body.inputs, outputs=body.outputs, captured_inputs=()
-            ),
-            (),
-        ).graph
-
-
 def _in_order(body: Any) -> Any:
     """A function like a body that runs its ops one after another; None if there is no body."""
     if body is None:
         return None
     writer = InOrder(body)
-    body = _optimized(body)
+    concrete = SimpleNamespace(
+        graph=body, inputs=body.inputs, outputs=body.outputs, captured_inputs=()
+    )
+    with tf.init_scope():
+        body = optimize(concrete, ()).graph
     copies, last = GraphCopy(body, writer), ""
     for operation in reachable(body):
         if is_argument(operation):

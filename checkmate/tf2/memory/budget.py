@@ -62,7 +62,11 @@ def free_or_none(device: str) -> int | None:
 
 def auto_budget(device: str) -> int:
     """The bytes of `budget="auto"`. Raises as `free_bytes`."""
-    return int(free_bytes(device) * (1 - (CAP_RESERVE if _is_its_own(device) else AUTO_RESERVE)))
+    # Whether no other process can take from the memory that is there.
+    is_its_own = devices.cap_bytes(device) is not None
+    if device.startswith("GPU"):
+        is_its_own = pool_limit_bytes(device) is not None and not devices.pool_grows(device)
+    return int(free_bytes(device) * (1 - (CAP_RESERVE if is_its_own else AUTO_RESERVE)))
 
 
 def driver_limit_bytes(device: str) -> int:
@@ -86,13 +90,6 @@ def pool_limit_bytes(device: str) -> int | None:
             return None
         _pool_limits[device] = events[0].limit_bytes
     return _pool_limits[device]
-
-
-def _is_its_own(device: str) -> bool:
-    """Whether no other process can take from the memory that is there."""
-    if device.startswith("GPU"):
-        return pool_limit_bytes(device) is not None and not devices.pool_grows(device)
-    return devices.cap_bytes(device) is not None
 
 
 def container_limits() -> list[int]:

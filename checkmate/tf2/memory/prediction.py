@@ -71,13 +71,6 @@ def _hand_on_workspaces(nodes: list[Node], types: Sequence[str]) -> None:
             nodes[k] = replace(node, reads=(*node.reads, (pool.name, 1)), workspace_bytes=0)
 
 
-def constants_of(written: Written) -> tuple[int, ...]:
-    """The bytes of each constant of a plan's function, which TensorFlow allocates once."""
-    like = (written.writer.like.get(node.name) for node in written.writer.nodes)
-    constants = (each for each in like if isinstance(each, tf.Operation) and is_constant(each))
-    return tuple(size for each in constants if (size := exact_bytes(each.outputs[0])))
-
-
 def log_of(seen: Observation) -> Log:
     """The requests and releases of ops, for `core.events.requests_by_node`."""
     return [
@@ -133,8 +126,8 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanOnPaper:
-    """The ops and nodes of a plan before any TensorFlow op is made, and the bytes of each
-    constant."""
+    """The ops and nodes of a plan before any TensorFlow op is made, and the bytes of each constant,
+    which TensorFlow allocates once."""
 
     written: Written
     program: Program
@@ -195,7 +188,10 @@ class Predictor:
         nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
         _hand_on_workspaces(nodes, [definition.op for definition in definitions])
         program = Program(tuple(nodes), tuple(map(_tensor, written.outputs)))
-        return PlanOnPaper(written, program, constants_of(written))
+        copied = (like.get(definition.name) for definition in definitions)
+        constants = (o for o in copied if isinstance(o, tf.Operation) and is_constant(o))
+        sizes = tuple(size for o in constants if (size := exact_bytes(o.outputs[0])))
+        return PlanOnPaper(written, program, sizes)
 
     def _node(self, definition: Any, like: Any) -> Node:
         """The node of an op; facts about it are found once for all plans."""

@@ -191,7 +191,23 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
             f"{path} is a plan of a graph alone: it has no costs. `checkmate plan MODEL` and `save`"
             " of a step write plans of steps."
         )
-    return _stored(Path(path), data, traced, plan)
+    path = Path(path)
+    graph = _with_costs(path, traced.graph, data["costs"])
+    timeline = replay(graph, plan)
+    plain = traced.plain_peak_bytes(graph)
+    peak = timeline.peak_bytes
+    otherwise = {"plain_bytes": plain, "rise_bytes": max(0, peak - traced.between_bytes)}
+    needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
+    sizes = {key: int(field(otherwise | data, key, BYTES, path)) for key in needed}
+    sizes["peak_bytes"] = max(peak, sizes["peak_bytes"])
+    proof: dict[str, Any] = NO_PROOF | {
+        key: data[key] for key in NO_PROOF if data.get(key) is not None
+    }
+    if proof["bound"] > (1 + 1e-6) * timeline.cost:
+        most = f"at most {timeline.cost:g}, the cost of the plan,"
+        raise refusal(path, f"bound is {proof['bound']:g}", most)
+    own_plan = None if field(data, "unchanged", FLAG, path) else plan
+    return StoredPlan(path, graph, own_plan, **sizes, proof=proof)
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
@@ -215,25 +231,6 @@ def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: 
             f"{path} was made for another step than {traced.graph.name!r}: {'; '.join(listed)}."
             " Save a plan of this step, or name a folder, which holds a plan for each."
         )
-
-
-def _stored(path: Path, data: dict[str, Any], traced: TracedStep, plan: Plan) -> StoredPlan:
-    graph = _with_costs(path, traced.graph, data["costs"])
-    timeline = replay(graph, plan)
-    plain = traced.plain_peak_bytes(graph)
-    peak = timeline.peak_bytes
-    otherwise = {"plain_bytes": plain, "rise_bytes": max(0, peak - traced.between_bytes)}
-    needed = ("budget_bytes", "peak_bytes", "plain_bytes", "rise_bytes")
-    sizes = {key: int(field(otherwise | data, key, BYTES, path)) for key in needed}
-    sizes["peak_bytes"] = max(peak, sizes["peak_bytes"])
-    proof: dict[str, Any] = NO_PROOF | {
-        key: data[key] for key in NO_PROOF if data.get(key) is not None
-    }
-    if proof["bound"] > (1 + 1e-6) * timeline.cost:
-        most = f"at most {timeline.cost:g}, the cost of the plan,"
-        raise refusal(path, f"bound is {proof['bound']:g}", most)
-    own_plan = None if field(data, "unchanged", FLAG, path) else plan
-    return StoredPlan(path, graph, own_plan, **sizes, proof=proof)
 
 
 def path_of(request: PlanRequest, traced: TracedStep) -> Path | None:
@@ -373,7 +370,9 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
             )
         return None
     where = f"{path}: rewrites"
-    version, plain_bytes = (int(field(found, key, COUNT, where)) for key in _OF_RECORD)
+    version, plain_bytes = (
+        int(field(found, key, COUNT, where)) for key in ("version", "plain_bytes")
+    )
     applied = field(found, "applied", LIST, where)
     if version != RECORD_VERSION:
         raise refusal(where, f"version is {version}", f"{RECORD_VERSION}")
@@ -381,9 +380,6 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
     if len(applied) != 1 or not pairs or not isinstance(pairs[0][1], int) or pairs[0][1] < 1:
         raise refusal(where, f"applied is {shown(applied)}", "[[name, examples of a slice]]")
     return StoredSlices(str(pairs[0][0]), pairs[0][1], plain_bytes)
-
-
-_OF_RECORD = ("version", "plain_bytes")
 
 
 def stored_plan(task: PlanTask) -> Planned | None:
