@@ -74,9 +74,9 @@ class EagerRuntime:
             made = flat(result) if type(result) is list or result is None else [result]
             outputs = self._adopt(call, made, taped=skip is not None)
             if skip is not None and outputs:
-                cells = tuple([e.cell if type(e) is LazyTensor else e for e in outputs])
-                backward = Backward(self, call, cells, skip)
-                private_api.tape_record(call.name, cells, call.arguments, backward, None)
+                taped = tuple([e.cell if type(e) is LazyTensor else e for e in outputs])
+                backward = Backward(self, call, taped, skip)
+                private_api.tape_record(call.name, taped, call.arguments, backward, None)
             if self.policy.budget.limited:
                 self.policy.learn(call.needs, call.name)
             return _arranged(result, outputs)
