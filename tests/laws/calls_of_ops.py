@@ -180,6 +180,7 @@ def by_hand():
             ),
         ),
     }
+    examples |= quantized() | by_places() | of_more_matrices()
     for kind, axes in itertools.product(("Sum", "Mean", "Max", "Min", "Prod"), [1]):
         examples[kind] = of_type(kind, [(4, 6, 2)], [axes])
     examples["EuclideanNorm"] = of_type("EuclideanNorm", [(4, 6, 2)], [1])
@@ -234,6 +235,100 @@ def by_hand():
         lambda x, y: raw("DepthwiseConv2dNativeBackpropFilter", x, [*FILTER], y, **ON_IMAGES),
     )
     return examples
+
+
+def quantized():
+    gradients = "FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient"
+    by_channel = [0.3] * 6, [0.7] * 6
+    examples = {
+        "FakeQuantWithMinMaxVars": of_type("FakeQuantWithMinMaxVars", [(4, 6)], 0.3, 0.7),
+        "FakeQuantWithMinMaxVarsPerChannel": of_type(
+            "FakeQuantWithMinMaxVarsPerChannel", [(4, 6)], *by_channel
+        ),
+        gradients[0]: of_type(gradients[0], [(4, 6)] * 2, 0.3, 0.7),
+        gradients[1]: of_type(gradients[1], [(4, 6)] * 2, *by_channel),
+    }
+    for kind in ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4"):
+        examples[kind] = of_type(kind, [(4, 6)], 0.3, 0.7, range_given=True)
+    return examples
+
+
+def by_places():
+    """Ops by places along the batch's axis, and others by indices."""
+    window = {"ksize": [1, 2, 2, 1], **ON_IMAGES}
+
+    def rows(kind):
+        return example([(4, 6), (4, 6)], lambda x, y: raw(kind, x, tf.range(4)[:, None], y))
+
+    def pooled(x, y):
+        places = tf.raw_ops.MaxPoolWithArgmax(input=x, **window)[1]
+        return tf.raw_ops.MaxPoolGradWithArgmax(input=x, grad=y, argmax=places, **window)
+
+    kinds = ("Update", "Add", "Sub", "Max", "Min")
+    return {f"TensorScatter{kind}": rows(f"TensorScatter{kind}") for kind in kinds} | {
+        "CropAndResize": example(
+            [IMAGE, (4, 4)], lambda x, y: raw("CropAndResize", x, y, tf.range(4), [2, 2])
+        ),
+        "CropAndResizeGradImage": example(
+            [(4, 2, 2, 2), (4, 4)],
+            lambda x, y: raw("CropAndResizeGradImage", x, y, tf.range(4), IMAGE, T=tf.float32),
+        ),
+        "CropAndResizeGradBoxes": example(
+            [(4, 2, 2, 2), IMAGE, (4, 4)],
+            lambda *x: raw("CropAndResizeGradBoxes", *x, tf.range(4)),
+        ),
+        "MaxPoolWithArgmax": of_type("MaxPoolWithArgmax", [IMAGE], **window),
+        "MaxPoolGradWithArgmax": example([IMAGE, IMAGE], pooled),
+        "LowerBound": of_type("LowerBound", [(4, 6), (4, 2)]),
+        "UpperBound": of_type("UpperBound", [(4, 6), (4, 2)]),
+        "DenseBincount": example(
+            [(4, 6), (4, 6)], lambda x, y: raw("DenseBincount", whole(x, 5), 5, y)
+        ),
+    }
+
+
+def of_more_matrices():
+    def complex_(op_type, shape, *more):
+        return example([shape], lambda x: raw(op_type, tf.cast(x, tf.complex64), *more), tf.float32)
+
+    dilated = {"strides": [1] * 4, "rates": [1] * 4, "padding": "SAME"}
+    window = {"ksize": [1, 2, 2, 1], "strides": [1] * 4, "padding": "SAME"}
+    return {
+        "RFFT2D": of_type("RFFT2D", [(4, 4, 6)], [4, 6]),
+        "RFFT3D": of_type("RFFT3D", [(4, 4, 4, 6)], [4, 4, 6]),
+        "IRFFT2D": complex_("IRFFT2D", (4, 4, 4), [4, 6]),
+        "IRFFT3D": complex_("IRFFT3D", (4, 4, 4, 4), [4, 4, 6]),
+        "Lu": example([(4, 2, 2)], lambda x: tf.linalg.lu(_positive(x))),
+        "MatrixSquareRoot": example([(4, 2, 2)], lambda x: tf.linalg.sqrtm(_positive(x))),
+        "MatrixLogarithm": example(
+            [(4, 2, 2)], lambda x: tf.linalg.logm(tf.cast(_positive(x), tf.complex64))
+        ),
+        "TridiagonalSolve": of_type("TridiagonalSolve", [(4, 3, 6), (4, 6, 2)]),
+        "TridiagonalMatMul": of_type("TridiagonalMatMul", [*[(4, 1, 6)] * 3, (4, 6, 2)]),
+        "BandedTriangularSolve": of_type("BandedTriangularSolve", [(4, 2, 6), (4, 6, 2)]),
+        "LRNGrad": of_type("LRNGrad", [IMAGE] * 3),
+        "Dilation2D": of_type("Dilation2D", [IMAGE, (2, 2, 2)], **dilated),
+        "Dilation2DBackpropInput": of_type(
+            "Dilation2DBackpropInput", [IMAGE, (2, 2, 2), IMAGE], **dilated
+        ),
+        "MaxPoolGradV2": of_type(
+            "MaxPoolGradV2", [IMAGE] * 3, window["ksize"], window["strides"], padding="SAME"
+        ),
+        "ExtractVolumePatches": of_type(
+            "ExtractVolumePatches",
+            [VOLUME],
+            ksizes=[1, 2, 2, 2, 1],
+            strides=[1] * 5,
+            padding="SAME",
+        ),
+        "FusedBatchNormGradV3": example(
+            [IMAGE, IMAGE, (2,), (2,), (2,), (2,)],
+            lambda *read: raw("FusedBatchNormGradV3", *read, is_training=False)[:3],
+        ),
+        "DrawBoundingBoxesV2": of_type(
+            "DrawBoundingBoxesV2", [(4, 6, 6, 3), (4, 2, 4)], [[1.0] * 3]
+        ),
+    }
 
 
 def by_registry(op_type):

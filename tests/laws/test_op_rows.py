@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 NO_EXAMPLE = (
     *("PreventGradient", "Snapshot"),  # the identity in other words
-    "ResourceGather",
+    *("ResourceGather", "LookupTableFindV2"),
     # Of Grappler:
     *("_FusedBatchNormEx", "_FusedConv2D", "_FusedConv3D", "_FusedDepthwiseConv2dNative"),
     *("_FusedMatMul", "_MklFusedInstanceNorm", "_MklFusedMish", "_MklLayerNorm", "_MklSwish"),

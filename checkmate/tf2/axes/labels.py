@@ -348,7 +348,8 @@ class Labels:
         if answer is None or not self._fit(operation, answer):
             return None
         if row.places and answer.outputs[0].kind is Kind.BATCHED:
-            first = replace(answer.outputs[0], places=row.places(call, answer))
+            leading = row.leading(call, answer) if row.leading else 0
+            first = replace(answer.outputs[0], places=row.places(call, answer), leading=leading)
             answer = replace(answer, outputs=[first, *answer.outputs[1:]])
         return answer
 

@@ -37,6 +37,7 @@ class Answer:
         times smaller in a slice as there are fewer examples.
       shifted: Index of an input, of places along the axis of the examples -> how many places each
         example has there: in a slice they count from its first example on.
+      leads: Of the shifted inputs only the first entries along the last axis are such places.
       average: The outputs are averages: each slice counts by its share of the examples.
       bodies: The functions that the copy runs.
     """
@@ -45,6 +46,7 @@ class Answer:
     inputs: Relations
     scaled: Mapping[int, int] = field(default_factory=dict)
     shifted: Mapping[int, int] = field(default_factory=dict)
+    leads: bool = False
     average: bool = False
     bodies: tuple[Body, ...] = ()
 
@@ -101,6 +103,15 @@ class Call:
         if relation.kind is Kind.BATCHED:
             return relation.places if relation.axis == axis else 0
         return 0 if known is None else counted(known, axis, self.examples)
+
+    def leading(self, input_: int, axis: int = 0) -> int:
+        """The same of the first entries along the last axis."""
+        relation, known = self.inputs[input_], self.known[input_]
+        if self.shape(input_)[-1:] == (1,):
+            return self.places(input_, axis)
+        if relation.kind is Kind.BATCHED:
+            return relation.leading if relation.axis == axis else 0
+        return 0 if known is None else counted(known[..., :1], axis, self.examples)
 
     def scaled(self, input_: int, entry: int) -> dict[int, int]:
         """The entry of a shape that is smaller in a slice, if there is one and it can be; raises

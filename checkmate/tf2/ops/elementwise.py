@@ -105,7 +105,10 @@ def last_axes(count: int, linear: Linear | None = None, *, inputs: int = 1) -> R
             _leading(tensor, rank) if k < inputs else OWN
             for k, tensor in enumerate(call.operation.inputs)
         )
-        outputs = tuple(_leading(tensor, rank) for tensor in call.operation.outputs)
+        outputs = tuple(
+            OWN if tensor.shape.num_elements() == 0 else _leading(tensor, rank)
+            for tensor in call.operation.outputs
+        )
         # Entries that are not of the input, such as a padding, are zero in a linear function.
         others = [call.known[k] for k in range(max(2, inputs), len(call.inputs))]
         is_linear = all(known is not None and not known.any() for known in others)
@@ -124,6 +127,24 @@ def diagonals(call: Call) -> Signature:
 def square_sum(call: Call) -> Signature:
     labels = tuple(range(call.ranks()[0]))
     return Signature((labels,), ((),), summed=frozenset(labels))
+
+
+def quantized(call: Call) -> Signature | None:
+    """Each element alone, between limits that are given for all of them."""
+    given = bool(call.attr("range_given")) and call.ranks()[1:3] == [0, 0]
+    return elementwise()(call) if given else None
+
+
+def quantized_gradient(call: Call) -> Signature:
+    """Of (gradient, input, lower limits, upper limits), limits for all or for each entry of the
+    last axis: gradients of the last three."""
+    labels = tuple(range(call.ranks()[0]))
+    limits = labels[len(labels) - call.ranks()[2] :]
+    summed = frozenset(labels) - frozenset(limits)
+    inputs = (labels, labels, limits, limits)
+    return Signature(
+        inputs, (labels, limits, limits), summed=summed, linear=EACH, linear_in=frozenset({0})
+    )
 
 
 def bitcast(call: Call) -> Signature | None:

@@ -3,8 +3,8 @@ images that treat each example alone."""
 
 from __future__ import annotations
 
-from checkmate.tf2.ops.call import Answer, Call
-from checkmate.tf2.ops.relation import Kind, batched
+from checkmate.tf2.ops.call import Answer, Call, product
+from checkmate.tf2.ops.relation import SAME, ZERO, Kind, Relation, batched
 from checkmate.tf2.ops.signature import EACH, OWN, Labels, Signature
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
@@ -29,10 +29,16 @@ def gather(call: Call) -> Signature | Answer:
     return Signature(inputs, (output,), linear=EACH, linear_in=_FIRST)
 
 
-def gather_nd(call: Call) -> Signature:
+def gather_nd(call: Call) -> Signature | Answer:
     """Parts of the first input, by the indices of their first axes."""
     data, indices = call.ranks()
     depth = call.shape(1)[-1]
+    if depth > 0 and _lies_along(call, 0, 0):
+        places = call.shape(0)[0] // call.examples
+        along = _axis_of_places(call, 1, places, leading=True)
+        if along is not None:
+            read = [call.inputs[0], batched(along, 1, places, places)]
+            return Answer([batched(along)], read, shifted={1: places}, leads=True)
     left = tuple(f"data {k}" for k in range(depth, data))
     rows = tuple(range(indices - 1))
     return Signature(
@@ -44,7 +50,8 @@ def scatter_nd(call: Call) -> Signature | Answer:
     """Zeros to which parts are added, by the indices of their first axes."""
     indices, updates = call.ranks()[:2]
     depth = call.shape(0)[-1]
-    if depth == 1 and (answer := _added_at_places(call, 0, 1, call.result()[0])):
+    length = call.result()[0] if depth > 0 else 0
+    if answer := _added_at_places(call, 0, 1, length, leading=True):
         return answer
     rows = tuple(range(indices - 1))
     left = tuple(f"data {k}" for k in range(updates - len(rows)))
@@ -73,23 +80,68 @@ def segment_sum(call: Call) -> Signature | Answer:
     )
 
 
-def _added_at_places(call: Call, index: int, data: int, rows: int) -> Answer | None:
+def _added_at_places(
+    call: Call, index: int, data: int, rows: int, *, leading: bool = False
+) -> Answer | None:
     """The copy of an op that adds data to rows of the slice's own examples."""
     relation = call.inputs[data]
     if relation.kind is not Kind.BATCHED or relation.blocks != 1 or rows % call.examples:
         return None
     places = rows // call.examples
-    if not places or _axis_of_places(call, index, places) != relation.axis:
+    if not places or _axis_of_places(call, index, places, leading=leading) != relation.axis:
         return None
     inputs = list(call.inputs)
-    inputs[index] = batched(relation.axis, places=places)
-    return Answer([batched(0)], inputs, call.scaled(2, 0), {index: places})
+    inputs[index] = batched(relation.axis, 1, places, places)
+    return Answer([batched(0)], inputs, call.scaled(2, 0), {index: places}, leads=leading)
 
 
-def _axis_of_places(call: Call, input_: int, places: int) -> int | None:
-    """The axis along which indices are so many places for each example, in order."""
-    axes = range(call.ranks()[input_])
-    return next((axis for axis in axes if call.places(input_, axis) == places), None)
+def tensor_scatter(call: Call) -> Answer | None:
+    """A tensor of which parts are replaced, by the indices of their first axes."""
+    if not call.ranks()[0] or not call.shape(1)[-1] or call.shape(0)[0] % call.examples:
+        return None
+    places = call.shape(0)[0] // call.examples
+    along = _axis_of_places(call, 1, places, leading=True)
+    if along is None:
+        return None
+    read = [batched(0), batched(along, 1, places, places), batched(along)]
+    return _cut(call, read, {1: places}, leads=True)
+
+
+def boxes(call: Call) -> Answer | None:
+    """Parts of images at boxes, of which each names its image; or the gradients."""
+    of_images, of_boxes = (call.type.endswith(kind) for kind in ("GradImage", "GradBoxes"))
+    k = 3 if of_boxes else 2
+    images = (call.result() if of_images else call.shape(k - 2))[0]
+    places = images // call.examples
+    if images % call.examples or _axis_of_places(call, k, places) != 0:
+        return None
+    read = [*[batched(0)] * k, batched(0, places=places), *call.inputs[k + 1 :]]
+    return _cut(call, read, {k: places}, call.scaled(3, 0) if of_images else {})
+
+
+def _cut(
+    call: Call,
+    inputs: list[Relation],
+    shifted: dict[int, int],
+    scaled: dict[int, int] | None = None,
+    *,
+    leads: bool = False,
+) -> Answer | None:
+    """The copy of an op that reads these parts, if its inputs are so or can be cut."""
+    pairs = list(zip(call.inputs, inputs, strict=True))
+    if any(found not in (part, SAME, ZERO) for found, part in pairs):
+        return None
+    if not call.asked and all(found in (SAME, ZERO) for found, _ in pairs):
+        return None
+    return Answer([batched(0)], inputs, scaled or {}, shifted, leads)
+
+
+def _axis_of_places(call: Call, input_: int, places: int, *, leading: bool = False) -> int | None:
+    """The axis along which indices are so many places for each example, in order; with `leading`
+    the first entries of indices, which lie along the last axis."""
+    axes = range(call.ranks()[input_] - leading)
+    named = call.leading if leading else call.places
+    return next((axis for axis in axes if places and named(input_, axis) == places), None)
 
 
 def _lies_along(call: Call, input_: int, axis: int) -> bool:
@@ -100,6 +152,29 @@ def resource_gather(call: Call) -> Signature:
     rows = tuple(range(call.ranks()[1]))
     left = tuple(f"data {k}" for k in range(len(call.result()) - len(rows)))
     return Signature((OWN, rows), ((*rows, *left),))
+
+
+def search(call: Call) -> Signature:
+    """Where values stand in sorted rows, each in its own."""
+    return Signature(((0, None), (0, 1)), ((0, 1),))
+
+
+def bincount(call: Call) -> Signature | None:
+    """How often each number occurs in each row, or in all."""
+    rank = call.ranks()[0]
+    numbers: Labels = (0, None) if rank == 2 else (0,)
+    if rank == 1 and call.attr("binary_output"):
+        return None
+    weights = numbers if product(call.shape(2)) else OWN
+    counts: Labels = (0, None) if rank == 2 else (None,)
+    return Signature((numbers, (), weights), (counts,), summed=frozenset({0}) - set(counts))
+
+
+def lookup(call: Call) -> Signature:
+    """Values of a table that nothing changes while slices run."""
+    keys = tuple(range(call.ranks()[1]))
+    left = (None,) * (len(call.result()) - len(keys))
+    return Signature((OWN, keys, left), ((*keys, *left),))
 
 
 def reverse_sequence(call: Call) -> Signature:

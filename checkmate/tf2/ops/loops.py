@@ -74,8 +74,8 @@ def _alike(call: Call, graphs: Sequence[Any], arguments: Relations) -> list[Body
 
 
 def _agree(first: Relations, second: Relations) -> bool:
-    places = ([relation.places for relation in each] for each in (first, second))
-    return first == second and next(places) == next(places)
+    pairs = zip(first, second, strict=True)
+    return all(one == other and one.named == other.named for one, other in pairs)
 
 
 def _joined(first: Relations, second: Relations) -> Relations:

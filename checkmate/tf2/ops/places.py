@@ -31,6 +31,14 @@ def joined(call: Call, answer: Answer) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
+def leading(call: Call, answer: Answer) -> int:
+    """The places that the first of several tensors names, which are joined along the last axis."""
+    rank, joins = len(call.result()), call.type == "ConcatV2"
+    axis = int(call.value(len(call.inputs) - 1) if joins else call.attr("axis")) % rank
+    only = not joins or call.shape(0)[axis] == 1
+    return _of(call, answer, 0) if axis == rank - 1 and only else 0
+
+
 def added(call: Call, answer: Answer) -> int:
     """Places and a number of which only the run of the step tells whether it is small enough."""
     found = [_of(call, answer, k) for k in range(len(call.inputs))]

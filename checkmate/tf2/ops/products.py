@@ -67,8 +67,10 @@ def einsum(call: Call) -> Signature | None:
     inputs = tuple(labels(text, call.shape(k)) for k, text in enumerate(texts))
     before, dots, after = right.partition("...")
     output: Labels = (*before, *(range(most) if dots else ()), *after)
-    if any(len(set(axes) - {None}) < len(axes) - axes.count(None) for axes in inputs):
-        return None  # a diagonal
+    # Two axes of one label are a diagonal, of which each entry needs one of both.
+    twice = {label for axes in inputs for label in axes if axes.count(label) > 1}
+    inputs = tuple(tuple(None if x in twice else x for x in axes) for axes in inputs)
+    output = tuple(None if label in twice else label for label in output)
     summed = frozenset(label for axes in inputs for label in axes) - set(output) - {None}
     return Signature(inputs, (output,), summed=summed, linear=EACH)
 
@@ -116,6 +118,31 @@ def filter_gradient(call: Call) -> Signature:
         linear=EACH,
         linear_in=frozenset({0, 2}),
     )
+
+
+def batch_normalization_gradient(call: Call) -> Signature | None:
+    """Of (gradient, input, scale, ...) with statistics that are given: gradients of input, scale
+    and offset, and two that are not used."""
+    if call.attr("is_training"):
+        return None
+    ranks = call.ranks()
+    images, others = _first_axis(ranks[0]), [(None,) * rank for rank in ranks[2:]]
+    first = (None,) * ranks[2]
+    return Signature(
+        (images, images, *others),
+        (images, first, first, OWN, OWN),
+        summed=frozenset({0}),
+        linear=EACH,
+        linear_in=frozenset({0}),
+    )
+
+
+def pooling_with_places(call: Call) -> Signature | None:
+    """With the places of the largest entries, which are the example's own unless the batch's axis
+    counts."""
+    if call.attr("include_batch_in_index"):
+        return None
+    return per_example(*range(len(call.inputs)))(call)
 
 
 def batch_normalization(call: Call) -> Signature | None:

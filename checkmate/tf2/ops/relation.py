@@ -35,6 +35,8 @@ class Relation:
         slices, concatenated.
       places: The entries of example i are numbers from i times this number on, below i + 1 times
         it: places along an axis on which each example has so many. 0 if they are not known to be.
+      leading: The same of the first entries along the last axis: the entries along it are places on
+        the first axes of a tensor.
 
     Examples:
       >>> str(batched(1)), str(batched(0, 4)), str(SAME)
@@ -45,6 +47,11 @@ class Relation:
     axis: int = 0
     blocks: int = 1
     places: int = field(default=0, compare=False)
+    leading: int = field(default=0, compare=False)
+
+    @property
+    def named(self) -> tuple[int, int]:
+        return self.places, self.leading
 
     def __str__(self) -> str:
         if self.kind is not Kind.BATCHED:
@@ -58,8 +65,8 @@ SAME, SUMMED, ZERO, SIZE, WHOLE = (
 )
 
 
-def batched(axis: int, blocks: int = 1, places: int = 0) -> Relation:
-    return Relation(Kind.BATCHED, axis, blocks, places)
+def batched(axis: int, blocks: int = 1, places: int = 0, leading: int = 0) -> Relation:
+    return Relation(Kind.BATCHED, axis, blocks, places, leading)
 
 
 def moved(relation: Relation, by: int) -> Relation:
@@ -91,7 +98,8 @@ def join(first: Relation, second: Relation) -> Relation:
     """The relation of a value that is one of two values, as in a loop or condition. One that is the
     same for all slices can be cut into parts, or into shares of a sum."""
     if first == second:
-        return first if first.places == second.places else replace(first, places=0)
+        alike = first.named == second.named
+        return first if alike else replace(first, places=0, leading=0)
     for one, other in ((first, second), (second, first)):
         if other.kind is Kind.ZERO:
             return one

@@ -178,6 +178,7 @@ class OpRule:
       list_axes: The same where it returns a list of tensors, whose relation is that of its entries.
       places: How many places each example has along some axis that its first output names, if they
         are those of the example alone.
+      leading: The same of the first entries along the last axis of its output.
       counter: Index of the input that says from which count on it draws of a generator that makes a
         fixed number of random numbers for each count.
       adds_rows: It adds its first input's rows, at the places that its second names, to zeros.
@@ -216,6 +217,7 @@ class OpRule:
     axes: Rule | None = None
     list_axes: Rule | None = None
     places: Places | None = None
+    leading: Places | None = None
     counter: int | None = None
     adds_rows: bool = False
     moves_rows: bool = False

@@ -20,7 +20,7 @@ Labels = tuple[Label, ...]
 
 OWN: Labels = ("own",)
 """In the place of an input's labels: a shape, an axis or the like, which has one value for all
-slices, unless it is a shape."""
+slices, unless it is a shape; in that of an output's: it depends on no element of the inputs."""
 
 
 class Linear(Enum):
@@ -69,7 +69,8 @@ def relate(signature: Signature, call: Call) -> Answer | None:
     count = len(signature.outputs)
     if any(kinds[k] is Kind.SUMMED for k in read):
         fits = _of_sums(signature, kinds, read)
-        return Answer([SUMMED] * count, list(call.inputs)) if fits else None
+        summed = [SAME if axes is OWN else SUMMED for axes in signature.outputs]
+        return Answer(summed, list(call.inputs)) if fits else None
     pairs = [(signature.inputs[k], call.inputs[k]) for k in read if kinds[k] is Kind.BATCHED]
     pairs += [(signature.outputs[k], relation) for k, relation in call.asked.items()]
     along = {(labels[relation.axis], relation.blocks) for labels, relation in pairs}
@@ -81,7 +82,9 @@ def relate(signature: Signature, call: Call) -> Answer | None:
         return None
     outputs = []
     for axes in signature.outputs:
-        if label in axes:
+        if axes is OWN:
+            outputs.append(SAME)
+        elif label in axes:
             outputs.append(batched(axes.index(label), blocks))
         elif label in signature.summed:
             outputs.append(SUMMED)

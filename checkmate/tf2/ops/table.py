@@ -243,7 +243,9 @@ row(
     "Acos Acosh Asin Asinh Atan Atan2 Atanh Cosh Digamma Erfinv Inv IsFinite IsInf IsNan "
     "Lgamma Mod Rint Sinh Tan TruncateDiv TruncateMod ApproximateEqual NotEqual BitwiseAnd "
     "BitwiseOr BitwiseXor Invert LeftShift RightShift Bucketize ComplexAbs Angle ClipByValue "
-    "Igamma Igammac Betainc Xlog1py",
+    "Igamma Igammac IgammaGradA Betainc Xlog1py BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 "
+    "BesselJ1 BesselK0 BesselK0e BesselK1 BesselY0 BesselY1 Dawsn Expint FresnelCos FresnelSin "
+    "Ndtri NextAfter Polygamma PopulationCount Spence Zeta",
     axes=_element(),
 )
 row("Conj Real Imag Complex Snapshot", axes=_element(TOGETHER))
@@ -291,7 +293,21 @@ row("All Any Max Min Prod", **_REDUCTION, axes=elements.reduction())
 row("MaxPool MaxPool3D", pooling=Pooling.FORWARD, axes=_example(0))
 row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT, axes=_example(0, 1, 2))
 row("AvgPool AvgPool3D MaxPoolV2 LRN", axes=_example(0))
-row("MaxPoolGradGrad MaxPool3DGradGrad", axes=_example(0, 1, 2))
+row("MaxPoolGradGrad MaxPool3DGradGrad MaxPoolGradV2 LRNGrad", axes=_example(0, 1, 2))
+row("MaxPoolWithArgmax MaxPoolGradWithArgmax", axes=products.pooling_with_places)
+row("Dilation2D", axes=_example(0))
+row("Dilation2DBackpropInput", axes=_example(0, 2))
+row("FusedBatchNormGradV3", axes=products.batch_normalization_gradient)
+row(
+    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel",
+    axes=_element(),
+)
+row("QuantizeAndDequantizeV2 QuantizeAndDequantizeV4", axes=elements.quantized)
+row("FakeQuantWithMinMaxArgsGradient", axes=_element(EACH, 0))
+row(
+    "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient",
+    axes=elements.quantized_gradient,
+)
 row("AvgPoolGrad AvgPool3DGrad", axes=_example(1))
 row("FusedBatchNormV3", size=Size.MASK, axes=products.batch_normalization)
 row("EuclideanNorm", axes=elements.reduction())
@@ -303,17 +319,19 @@ row("Roll", axes=elements.along_axis(TOGETHER, at=2))
 row("LogSoftmax TopKV2 NthElement", axes=elements.last_axes(1))
 row("InTopKV2", axes=elements.last_axes(1, inputs=2))
 row("FFT IFFT RFFT IRFFT", axes=elements.last_axes(1, TOGETHER))
-row("FFT2D IFFT2D", axes=elements.last_axes(2, TOGETHER))
-row("FFT3D IFFT3D", axes=elements.last_axes(3, TOGETHER))
+row("FFT2D IFFT2D RFFT2D IRFFT2D", axes=elements.last_axes(2, TOGETHER))
+row("FFT3D IFFT3D RFFT3D IRFFT3D", axes=elements.last_axes(3, TOGETHER))
 row("MatrixDiagPartV3 MatrixDiagPart MatrixBandPart", axes=elements.last_axes(2, EACH))
 row("MatrixDiag", axes=elements.last_axes(1, EACH))
 row("MatrixDiagV3", axes=elements.diagonals)
 row(
-    "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr SelfAdjointEigV2 Svd",
+    "Cholesky MatrixInverse LogMatrixDeterminant MatrixDeterminant Qr SelfAdjointEigV2 Svd Lu "
+    "MatrixSquareRoot MatrixLogarithm",
     axes=elements.last_axes(2),
 )
-row("CholeskyGrad MatrixSetDiagV3", axes=elements.last_axes(2, inputs=2))
-row("MatrixTriangularSolve MatrixSolve", axes=products.of_matrices)
+row("CholeskyGrad MatrixSetDiagV3 TridiagonalSolve", axes=elements.last_axes(2, inputs=2))
+row("TridiagonalMatMul", axes=elements.last_axes(2, inputs=4))
+row("MatrixTriangularSolve MatrixSolve BandedTriangularSolve", axes=products.of_matrices)
 
 # LSTM and GRU on GPUs. Registered as stateful, so that they run once and what they make is kept.
 row("CudnnRNN CudnnRNNV2 CudnnRNNV3", size=Size.RESERVE)
@@ -331,10 +349,17 @@ row(
     shares=Shares.IDLE,
     axes=shapes.concat,
     places=places.joined,
+    leading=places.leading,
     moves_rows=True,
     gradient_reads=_NOTHING,
 )
-row("Pack", axes=shapes.pack, places=places.joined, gradient_reads=_NOTHING)
+row(
+    "Pack",
+    axes=shapes.pack,
+    places=places.joined,
+    leading=places.leading,
+    gradient_reads=_NOTHING,
+)
 row("Pad", shares=Shares.IDLE, fusion=Fusion.READER, axes=shapes.pad)
 row("PadV2", shares=Shares.IDLE, axes=shapes.pad)
 row("MirrorPad MirrorPadGrad", axes=shapes.pad)
@@ -357,12 +382,13 @@ row("BatchToSpaceND", axes=shapes.batch_to_space)
 
 # Images.
 row(
-    "DepthToSpace ExtractImagePatches ResizeArea ResizeBicubic ResizeBilinear "
+    "DepthToSpace ExtractImagePatches ExtractVolumePatches ResizeArea ResizeBicubic ResizeBilinear "
     "ResizeNearestNeighbor ResizeNearestNeighborGrad SpaceToDepth",
     axes=_example(0),
 )
 row(
-    "ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV2 ImageProjectiveTransformV3",
+    "ResizeBilinearGrad ResizeBicubicGrad DrawBoundingBoxesV2 ImageProjectiveTransformV2 "
+    "ImageProjectiveTransformV3",
     axes=_example(0, 1),
 )
 row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elements.last_axes(3))
@@ -371,6 +397,13 @@ row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elemen
 row("GatherV2", axes=indices.gather, moves_rows=True)
 row("GatherNd", axes=indices.gather_nd)
 row("ScatterNd", axes=indices.scatter_nd, adds_rows=True)
+row(
+    "TensorScatterUpdate TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin",
+    axes=indices.tensor_scatter,
+)
+row("CropAndResize CropAndResizeGradImage CropAndResizeGradBoxes", axes=indices.boxes)
+row("LowerBound UpperBound", axes=indices.search)
+row("DenseBincount", axes=indices.bincount)
 row(
     "UnsortedSegmentSum",
     axes=indices.segment_sum,
@@ -387,7 +420,8 @@ row(
 )
 row("StatelessTruncatedNormalV2", axes=indices.random)
 row("Unique UniqueV2", moves_rows=True)
-row("LookupTableFindV2 LookupTableSizeV2 Assert", per_slice=True)
+row("LookupTableFindV2", per_slice=True, axes=indices.lookup)
+row("LookupTableSizeV2 Assert", per_slice=True)
 
 # Lists of tensors.
 _LISTS = "EmptyTensorList TensorListReserve"

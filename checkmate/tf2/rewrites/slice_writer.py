@@ -143,8 +143,10 @@ class SliceWriter:
         after = [name for each in before for name in self._copies.get(each, ())]
         for k, places in answer.shifted.items():
             tensor, below = operation.inputs[k], places * self._size
-            inputs[k] = self._shifted(inputs[k], tensor.dtype, places)
-            after.append(writer.require_below(inputs[k], below, tensor, OTHER_EXAMPLES))
+            only = self._leading(tensor) if answer.leads else None
+            inputs[k] = self._shifted(inputs[k], tensor.dtype, places, only)
+            checked = inputs[k] if only is None else self._product(inputs[k], only, tensor.dtype)
+            after.append(writer.require_below(checked, below, tensor, OTHER_EXAMPLES))
         if node.draw and node.draw.counter is not None:
             outputs = [self._drawn(node, inputs, after)]
         else:
@@ -209,10 +211,19 @@ class SliceWriter:
         else:
             definition.attr["Tin"].list.type.append(tf.int32.as_datatype_enum)
 
-    def _shifted(self, name: str, dtype: tf.DType, places: int) -> str:
+    def _shifted(self, name: str, dtype: tf.DType, places: int, only: str | None) -> str:
         self.reads_first = True
         first = self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
-        return self.writer.add("Sub", [name, first], dtype, name="place")
+        by = first if only is None else self._product(first, only, dtype)
+        return self.writer.add("Sub", [name, by], dtype, name="place")
+
+    def _leading(self, indices: tf.Tensor) -> str | None:
+        """What takes the first entry along the last axis; None if that is the only one."""
+        depth = indices.shape[-1]
+        return None if depth == 1 else self.writer.constant(np.eye(1, depth)[0], indices.dtype)
+
+    def _product(self, first: str, second: str, dtype: tf.DType) -> str:
+        return self.writer.add(MULTIPLY, [first, second], dtype, name="place")
 
     def _drawn(self, node: Node, inputs: list[str], after: list[str]) -> str:
         """The slice's part of random numbers, cut out of a few more where it begins within a
