@@ -102,14 +102,15 @@ def called(operation: tf.Operation) -> list[Any]:
     """The graphs (or None) of all functions that an op names. A graph that was imported does not
     have them; the process does."""
     names = function_names(operation.node_def)
-    return [named(operation.graph, name) or _of_process(name) for name in names]
+    return [named(operation.graph, name) or of_process(name) for name in names]
 
 
 @lru_cache(maxsize=256)
-def _of_process(name: str) -> Any:
+def of_process(name: str) -> Any:
+    """The graph of a function that the process has; None if TensorFlow does not give it."""
     try:
         from tensorflow.python.eager import context
 
         return from_definition(context.context().get_function_def(name), None)
-    except (ImportError, AttributeError, tf.errors.NotFoundError):
+    except (ImportError, AttributeError, RuntimeError, tf.errors.NotFoundError):
         return None

@@ -121,7 +121,7 @@ class GraphWriter:
         node.input.extend([*inputs, *(f"^{before}" for before in dict.fromkeys(after))])
         node.attr.pop("_class", None)  # colocation goes by the old names
         # What a function returns is not known to be of any shape, nor is what is made of it.
-        if is_call(operation):
+        if is_call(operation) or rule_of(operation.type).hides_shape:
             tell_shapes(node, operation)
         node.device = node.device or device
         self.like[node.name] = operation

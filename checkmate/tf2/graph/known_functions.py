@@ -194,9 +194,13 @@ def with_known_shapes(concrete: Any, library: Any) -> Any:
 
 
 def graphs_of(library: Any, operation: tf.Operation) -> list[Any]:
+    """The graphs of the functions that an op runs; None for one that TensorFlow does not give. A
+    graph in the place of whose calls their bodies stand does not have the functions of these."""
     if is_call(operation):
-        return [bodies.body_of(library, operation, "f")]
-    return bodies.bodies_of(library, operation)
+        names = [operation.get_attr("f").name]
+    else:
+        names = [each.name for each in bodies.functions_of(operation, operation.node_def)]
+    return [bodies.named(library, name) or bodies.of_process(name) for name in names]
 
 
 def constant(writer: GraphWriter, value: np.ndarray, dtype: tf.DType, name: str = "number") -> str:

@@ -125,12 +125,10 @@ def batch_normalization_gradient(call: Call) -> Signature | None:
     and offset, and two that are not used."""
     if call.attr("is_training"):
         return None
-    ranks = call.ranks()
-    images, others = _first_axis(ranks[0]), [(None,) * rank for rank in ranks[2:]]
-    first = (None,) * ranks[2]
+    images, channels = _first_axis(len(call.shape(0))), (None,)
     return Signature(
-        (images, images, *others),
-        (images, first, first, OWN, OWN),
+        (images, images, *[channels] * 3, OWN),
+        (images, channels, channels, OWN, OWN),
         summed=frozenset({0}),
         linear=EACH,
         linear_in=frozenset({0}),
@@ -154,7 +152,8 @@ def batch_normalization(call: Call) -> Signature | None:
     images = {0, 5} if call.type == "_FusedBatchNormEx" else {0}
     axes = enumerate(ranks)
     inputs = tuple(_first_axis(n) if k in images else (None,) * n for k, n in axes)
-    return Signature(inputs, (_first_axis(ranks[0]),))
+    others = [OWN] * (len(call.operation.outputs) - 1)
+    return Signature(inputs, (_first_axis(ranks[0]), *others))
 
 
 def _first_axis(rank: int) -> Labels:

@@ -165,6 +165,7 @@ class OpRule:
       per_slice: It may run in each slice of a batch, although it reads other state than variables.
       has_reads_copied: After it, every read of its variables copies them, as it writes parts of
         them whoever holds their memory.
+      hides_shape: TensorFlow does not infer the shapes of its outputs.
       of_shape: Its output's value from the shape of its input, or None if that does not tell.
       list_entry: Index of the input that it adds to a list as an entry.
       flops: Counts its floating-point operations; None for an op that memory bandwidth bounds.
@@ -198,6 +199,7 @@ class OpRule:
     assigns: bool = False
     per_slice: bool = False
     has_reads_copied: bool = False
+    hides_shape: bool = False
     shares: Shares | None = None
     size: Size = Size.INPUTS
     of_shape: Callable[[tf.TensorShape], Any] | None = None
