@@ -211,11 +211,14 @@ class Rewriting:
                 self._refusals.append(error)
         refusal = min(self._refusals, key=_needed_bytes)
         more = NOT_SPLIT.format(why_not) if why_not else SMALLER_DO_NOT_FIT
+        if not why_not and next(Slices.halved(self.step.examples), None) is None:
+            more = NOT_SPLIT.format(TOO_FEW)
         refusal.args = (f"{refusal} {more}",)
         raise refusal
 
 
 NOT_SPLIT = 'The batch is not split (micro_batches="auto"): {}'
+TOO_FEW = "it has too few examples for slices of two at least."
 SMALLER_DO_NOT_FIT = (
     'Nor does the batch fit in other slices (micro_batches="auto"), down to those of two examples.'
 )

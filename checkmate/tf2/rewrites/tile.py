@@ -64,8 +64,7 @@ class Tile:
             raise TraceError(axes.binding.sentence)
         if self._parts is None or self._once is None:
             self._parts = Parts(traced, axes, step.examples, self.scratch, self.device)
-            after = analyse(self._parts.after(), name=f"the update of {name}")
-            self._once = self._parts.before(), after
+            self._once = self._parts.before(), self._after(self._parts, name)
         parts, (before, after) = self._parts, self._once
         slices = Slices(step.examples, site)
         each = {
@@ -82,6 +81,15 @@ class Tile:
             Equal.DRAWS if others else Equal.ROUNDING,
             _notes(others),
         )
+
+    def _after(self, parts: Parts, name: str) -> TracedStep:
+        try:
+            return analyse(parts.after(), name=f"the update of {name}")
+        except TraceError as error:
+            raise TraceError(
+                f"After the slices, {name!r} only writes what they have made, and there is nothing"
+                " to plan in that. Return a value that it computes, such as the loss."
+            ) from error
 
     def release(self) -> None:
         """Frees the functions that were made."""

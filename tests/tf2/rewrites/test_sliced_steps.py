@@ -214,3 +214,23 @@ def test_random_numbers_of_slices_are_said():
 def test_a_number_by_hand_is_refused_with_what_would_help():
     with pytest.raises(checkmate.CheckmateError, match="More micro-batches"):
         compiled("5MiB", 2)
+
+
+def test_a_step_that_only_writes_is_told_to_return_something():
+    total = tf.Variable(tf.zeros((8, 8)))
+
+    def step(x):
+        total.assign_add(tf.matmul(tf.tanh(x), tf.tanh(x), transpose_a=True))
+
+    with pytest.raises(checkmate.CheckmateError, match="only writes .* Return a value"):
+        checkmate.tf2.function(step, tf.TensorSpec((4, 8)), budget="1GiB", micro_batches=2)
+
+
+def test_a_batch_of_one_is_not_said_to_be_tried_in_slices():
+    def step(x):
+        return tf.reduce_sum(tf.tanh(tf.tanh(x @ tf.ones((64, 64))) @ tf.ones((64, 64))))
+
+    with pytest.raises(checkmate.CheckmateError, match="too few examples"):
+        checkmate.tf2.function(
+            step, tf.TensorSpec((1, 640, 64)), budget="100KiB", micro_batches="auto"
+        )
