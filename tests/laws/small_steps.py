@@ -202,12 +202,45 @@ values(
     }
 )
 
+TABLE = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(np.arange(5, dtype="int32"), numbers(5)), 0.0
+)
+written = tf.tensor_scatter_nd_update
+
+
+def named(n: Any, *labels: Any) -> Any:
+    """Index vectors of each example and its labels."""
+    return tf.stack([tf.stack([tf.range(n), label], 1) for label in labels], 1)
+
+
+def square_of(h: Any) -> Any:
+    return reshape(h, [-1, 4, 4])
+
+
+def pooled(h: Any, of_all: bool) -> Any:
+    image = reshape(h, [-1, 4, 4, 1])
+    found = tf.nn.max_pool_with_argmax(image, 2, 2, "SAME", include_batch_in_index=of_all)
+    return found[0] * real(found[1])
+
+
 # Labels as indices.
 losses(
     {
         "sparse labels": lambda h, y, n, k: mean(sparse_of(k, h)),
         "one_hot of labels": lambda h, y, n, k: mean(softmax_of(tf.one_hot(k, 16), h)),
         "gather_nd": lambda h, y, n, k: mean(tf.gather_nd(h * y, tf.stack([tf.range(n), k], 1))),
+        "gather_nd of two": lambda h, y, n, k: mean(tf.gather_nd(h, named(n, k, k + 1)) * y[:, :2]),
+        "gather_nd of others": lambda h, y, n, k: mean(tf.gather_nd(h * y, tf.stack([k, k], 1))),
+        "gather_nd reversed": lambda h, y, n, k: mean(tf.gather_nd(h * y, named(n, k)[::-1])),
+        "written at labels": lambda h, y, n, k: off(written(h, named(n, k), h[:, :1] * 2), y),
+        "made of labels": lambda h, y, n, k: off(tf.scatter_nd(named(n, k), h[:, :1], [n, 16]), y),
+        "searched": lambda h, y, n, k: mean(h * real(tf.searchsorted(tf.sort(y), h))),
+        "looked up": lambda h, y, n, k: mean(each(h, y) * TABLE.lookup(k)),
+        "diagonals": lambda h, y, n, k: mean(tf.einsum("bii,bij->bj", square_of(h), square_of(y))),
+        "spectra": lambda h, y, n, k: mean(tf.abs(tf.signal.rfft2d(square_of(h))) ** 2),
+        "eigenvalues": lambda h, y, n, k: mean(tf.linalg.svd(square_of(h), compute_uv=False)),
+        "largest, with places": lambda h, y, n, k: mean(pooled(h, False)),
+        "largest, with places of all": lambda h, y, n, k: mean(pooled(h, True)),
         "flat positions": lambda h, y, n, k: mean(gather(reshape(h, [-1]), tf.range(n) * 16 + k)),
         "flat segments": lambda h, y, n, k: off(sums(h[:, 0], tf.range(n) * 9 + k, n * 9), 0.1),
         "prototypes": lambda h, y, n, k: off(h, gather(sums(h, k, 9), k)),
@@ -570,7 +603,8 @@ centred; leave one out; max of batch; norm of batch; attention among examples; a
 pairs; shuffled; prototypes; same classes; permuted; transposed, then flat; tiled, shifted;
 fourier of batch; while, of other words; scan of batch; halved; loop of n; transposed square;
 means of other axis; words and examples changed; results of all; average in use; state of others;
-queue; norm of gradient; order in turn; losses, the largest; losses, product; centred, 0.0;
+queue; norm of gradient; gather_nd of others; gather_nd reversed;
+largest, with places of all; order in turn; losses, the largest; losses, product; centred, 0.0;
 centred, 1.0
 """
 OTHER_EXAMPLES = tuple(" ".join(_OTHERS.split()).split("; "))

@@ -31,12 +31,25 @@ def joined(call: Call, answer: Answer) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
+def leading_moved(call: Call, answer: Answer) -> int:
+    """The same of an op that keeps the order of elements and the last axis."""
+    relation = answer.inputs[0]
+    keeps = call.result()[-1:] == call.shape(0)[-1:]
+    return call.leading(0, relation.axis) if keeps and relation.kind is Kind.BATCHED else 0
+
+
 def leading(call: Call, answer: Answer) -> int:
-    """The places that the first of several tensors names, which are joined along the last axis."""
+    """The places that the first of several tensors names, which are joined along the last axis; of
+    index vectors that are joined, those of all."""
     rank, joins = len(call.result()), call.type == "ConcatV2"
     axis = int(call.value(len(call.inputs) - 1) if joins else call.attr("axis")) % rank
-    only = not joins or call.shape(0)[axis] == 1
-    return _of(call, answer, 0) if axis == rank - 1 and only else 0
+    if axis == rank - 1:
+        return _of(call, answer, 0) if not joins or call.shape(0)[axis] == 1 else 0
+    found = {
+        call.leading(k, answer.inputs[k].axis) if answer.inputs[k].kind is Kind.BATCHED else 0
+        for k in range(len(call.inputs) - joins)
+    }
+    return found.pop() if len(found) == 1 else 0
 
 
 def added(call: Call, answer: Answer) -> int:

@@ -66,6 +66,7 @@ _RESHAPE: Columns = {
     "repeats": 0,
     "axes": shapes.reshape,
     "places": places.moved,
+    "leading": places.leading_moved,
     "eager": Eager.VIEW,
 }
 _PRODUCT: Columns = {"fusion": Fusion.PRODUCT, "absorbs_transpose": True, "gradient_reads": _INPUTS}
@@ -112,6 +113,7 @@ row(
     axes=_element(TOGETHER),
     list_axes=loops.entry,
     places=places.moved,
+    leading=places.leading_moved,
     eager=Eager.VIEW,
 )
 row("PreventGradient", role=Role.ALIAS, axes=_element(TOGETHER), eager=Eager.VIEW)

@@ -222,7 +222,7 @@ def test_a_step_that_only_writes_is_told_to_return_something():
     def step(x):
         total.assign_add(tf.matmul(tf.tanh(x), tf.tanh(x), transpose_a=True))
 
-    with pytest.raises(checkmate.CheckmateError, match="only writes .* Return a value"):
+    with pytest.raises(checkmate.CheckmateError, match="Return a value that it computes"):
         checkmate.tf2.function(step, tf.TensorSpec((4, 8)), budget="1GiB", micro_batches=2)
 
 
