@@ -7,8 +7,8 @@ import json
 from functools import partial
 from typing import Any
 
+from checkmate.demo.demo import LOSS_TOLERANCE, loss_difference
 from checkmate.demo.process import fresh_process
-from checkmate.demo.training import LOSS_TOLERANCE, loss_difference
 from checkmate.units import format_bytes
 
 STEPS = 3
