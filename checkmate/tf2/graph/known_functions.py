@@ -83,6 +83,7 @@ class Function:
             pairs = enumerate(zip(found[0].outputs, found[0].inputs, strict=True))
             changed = {k for k, (result, given) in pairs if _list_of(result) is not given}
         values = [None if k in changed else self.value(t) for k, t in enumerate(inputs)]
+        shapes = [_better(t, given) for t, given in zip(inputs, found[0].inputs, strict=True)]
         made: list[Function | None] = []
         for number, body in enumerate(found):
             taken = (operation.inputs[0].ref(), number) if branches else None
@@ -90,7 +91,11 @@ class Function:
                 None if k in changed or t.dtype != tf.variant else self._entries(t, {}, taken)
                 for k, t in enumerate(inputs)
             ]
-            made.append(_with_constants(body, values, lists))
+            function = _with_constants(body, values, lists, shapes)
+            while is_loop(operation) and not number and (left := _not_kept(function, shapes)):
+                shapes = [None if k in left else shape for k, shape in enumerate(shapes)]
+                function = _with_constants(body, values, lists, shapes)
+            made.append(function)
         return made
 
     def _entries(
@@ -110,7 +115,7 @@ class Function:
             one = (Entry(added.shape, self.value(added)),)
             others = operation.inputs[:1] if len(operation.inputs) > 1 else ()
             return _united([*(self._entries(other, given, taken) for other in others), one])
-        if operation.type == "TensorListPopBack":
+        if operation.type == "TensorListPopBack" and tensor.value_index == 0:
             return self._entries(operation.inputs[0], given, taken)
         if is_loop(operation) and (body := self.inner(operation)[0]):
             k = tensor.value_index
@@ -145,8 +150,8 @@ class Function:
         if rule_of(operation.type).list_op in (ListOp.ENTRY, ListOp.SAME):
             return _common(self._entries(operation.inputs[0], {}))
         inner = []
-        if not is_loop(operation) and (has_bodies(operation) or is_call(operation)):
-            inner = self.inner(operation)
+        if has_bodies(operation) or is_call(operation):
+            inner = self.inner(operation)[: 1 if is_loop(operation) else None]
         results = [each.graph.outputs[tensor.value_index] for each in inner if each]
         if not results or len(results) < len(inner):
             return Entry(None, None)
@@ -189,7 +194,10 @@ def with_known_shapes(concrete: Any, library: Any) -> Any:
             break
         copy = _copied(function, GraphCopy(concrete), told)
         names = [copy.names[tensor.ref()] for tensor in concrete.outputs]
-        concrete = copy.writer.function_like(concrete, names)
+        try:
+            concrete = copy.writer.function_like(concrete, names)
+        except ValueError:  # TensorFlow infers another shape
+            break
     return concrete
 
 
@@ -212,23 +220,44 @@ def constant(writer: GraphWriter, value: np.ndarray, dtype: tf.DType, name: str 
 
 
 def _is_unknown(operation: tf.Operation) -> bool:
-    runs = has_bodies(operation) and not is_loop(operation)
-    return runs and not all(tensor.shape.is_fully_defined() for tensor in operation.outputs)
+    return has_bodies(operation) and not all(
+        tensor.shape.is_fully_defined() for tensor in operation.outputs
+    )
 
 
-def _with_constants(body: Any, values: list[Any], lists: list[Entries]) -> Function:
-    """A function with constants in the place of the arguments that are known."""
+def _better(given: tf.Tensor, argument: tf.Tensor) -> tf.TensorShape | None:
+    """The shape that a function's argument is given, where it was traced without it."""
+    if given.dtype in (tf.variant, tf.resource) or argument.shape.is_fully_defined():
+        return None
+    return given.shape if given.shape.is_fully_defined() else None
+
+
+def _not_kept(body: Function, shapes: list[Any]) -> set[int]:
+    """Indices of those shapes that the values of a loop have before a turn, and not after it."""
+    pairs = enumerate(zip(body.graph.outputs, shapes, strict=True))
+    return {k for k, (result, shape) in pairs if shape is not None and result.shape != shape}
+
+
+def _with_constants(
+    body: Any, values: list[Any], lists: list[Entries], shapes: list[Any]
+) -> Function:
+    """A function with constants in the place of the arguments that are known, and with arguments of
+    these shapes, if not None."""
     function = _function(body, body, lists)
     known, told = values, function.told()
     for _ in range(_MOST_ROUNDS):
-        if not told and all(value is None for value in known):
+        if not told and all(each is None for each in (*known, *shapes)):
             break
         copy = GraphCopy(function.graph)
         for tensor, value in zip(function.graph.inputs, known, strict=True):
             if value is not None:
                 copy.names[tensor.ref()] = constant(copy.writer, value, tensor.dtype)
-        graph = _traced(function, _copied(function, copy, told))
+        try:
+            graph = _traced(function, _copied(function, copy, told), shapes)
+        except ValueError:  # TensorFlow infers another shape
+            break
         function, known = _function(graph, body, lists), [None] * len(values)
+        shapes = known
         told = function.told()
     return function
 
@@ -256,7 +285,7 @@ def _copied(function: Function, copy: GraphCopy, told: Mapping[Any, Entry]) -> G
     return copy
 
 
-def _traced(function: Function, copy: GraphCopy) -> Any:
+def _traced(function: Function, copy: GraphCopy, shapes: list[Any]) -> Any:
     inputs, outputs = function.graph.inputs, function.graph.outputs
     results = [copy.names[tensor.ref()] for tensor in outputs]
     arguments = [f"given_{k}:0" for k in range(len(inputs))]
@@ -264,6 +293,7 @@ def _traced(function: Function, copy: GraphCopy) -> Any:
     def run(*given: tf.Tensor) -> list[tf.Tensor]:
         return copy.writer.import_here(dict(zip(arguments, given, strict=True)), results)
 
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
+    pairs = zip(inputs, shapes, strict=True)
+    specs = [tf.TensorSpec(shape or tensor.shape, tensor.dtype) for tensor, shape in pairs]
     with tf.init_scope():
         return tf.function(run, autograph=False).get_concrete_function(*specs).graph
