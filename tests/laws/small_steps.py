@@ -202,10 +202,14 @@ values(
     }
 )
 
-TABLE = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(np.arange(5, dtype="int32"), numbers(5)), 0.0
-)
 written = tf.tensor_scatter_nd_update
+
+
+@functools.cache
+def table() -> Any:
+    with tf.init_scope():
+        rows = tf.lookup.KeyValueTensorInitializer(np.arange(5, dtype="int32"), numbers(5))
+        return tf.lookup.StaticHashTable(rows, 0.0)
 
 
 def named(n: Any, *labels: Any) -> Any:
@@ -235,7 +239,7 @@ losses(
         "written at labels": lambda h, y, n, k: off(written(h, named(n, k), h[:, :1] * 2), y),
         "made of labels": lambda h, y, n, k: off(tf.scatter_nd(named(n, k), h[:, :1], [n, 16]), y),
         "searched": lambda h, y, n, k: mean(h * real(tf.searchsorted(tf.sort(y), h))),
-        "looked up": lambda h, y, n, k: mean(each(h, y) * TABLE.lookup(k)),
+        "looked up": lambda h, y, n, k: mean(each(h, y) * table().lookup(k)),
         "diagonals": lambda h, y, n, k: mean(tf.einsum("bii,bij->bj", square_of(h), square_of(y))),
         "spectra": lambda h, y, n, k: mean(tf.abs(tf.signal.rfft2d(square_of(h))) ** 2),
         "eigenvalues": lambda h, y, n, k: mean(tf.linalg.svd(square_of(h), compute_uv=False)),
