@@ -218,7 +218,7 @@ class SliceWriter:
         return self.writer.add("Sub", [name, by], dtype, name="place")
 
     def _leading(self, indices: tf.Tensor) -> str | None:
-        """What takes the first entry along the last axis; None if that is the only one."""
+        """A mask of the first entry along the last axis; None if that is the only one."""
         depth = indices.shape[-1]
         return None if depth == 1 else self.writer.constant(np.eye(1, depth)[0], indices.dtype)
 
