@@ -21,7 +21,7 @@ from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.rewriting import exact, rewrites
-from checkmate.tf2.rewrites.search import Search
+from checkmate.tf2.rewrites.search import Search, rewritten
 from checkmate.tf2.rewrites.slices import Slices, sliced_specs
 from checkmate.tf2.rewrites.step import Step, with_all_variables
 from checkmate.units import format_bytes
@@ -62,7 +62,7 @@ class SliceGraph:
 class SliceGraphs:
     def __init__(self, step: Step, costs: str | CostModel, on_progress: Callable[[int, int], None]):
         self._step, self._costs = step, costs
-        self._rewrites = exact(rewrites(Scratch()))
+        self._rewrites = rewrites(Scratch())
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = plain_peak(graph)
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}
@@ -76,7 +76,7 @@ class SliceGraphs:
         if count != "auto":
             slices, step = Slices.of(self._step.examples, int(count)), self._step
             if slices.count > 1:
-                step = self._rewrites[0].apply(step, slices.size)
+                step = rewritten(step, slices.size, self._rewrites)
             sliced = self._at(step)
             found = solve_each(sliced.graph, budgets, search, percent_of=plain)
             yield sliced, [self._advised(one, sliced) for one in found]
@@ -138,7 +138,7 @@ class SliceGraphs:
 
         least = self._made[self._step].graph.total_cost
         search = Search(bound, plan, least, TUNING.worth_share)
-        best = search.run(self._step, self._rewrites)
+        best = search.run(self._step, exact(self._rewrites))
         for reason in search.why_not:
             complain(f"{self._step.traced.graph.name!r} is not split: {reason}")
         if best is None or search.least_s == math.inf:

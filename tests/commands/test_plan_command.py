@@ -18,6 +18,10 @@ def small():
     wide = [keras.layers.Dense(64, activation="relu", name=f"dense{k}") for k in range(6)]
     layers = [keras.Input((16,)), *wide, keras.layers.Dense(4)]
     return keras.Sequential(layers, name="small"), "mse"
+def normed():
+    layers = [keras.Input((16,)), keras.layers.Dense(64), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dense(64, "relu") for _ in range(5)]
+    return keras.Sequential([*layers, keras.layers.Dense(4)], name="normed"), "mse"
 def with_batch():
     model, loss = small()
     return model, loss, keras.ops.zeros((8, 16)), keras.ops.zeros((8, 4))
@@ -94,21 +98,26 @@ def test_a_refusal_speaks_of_a_smaller_batch_where_one_helps(models, batch, budg
 
 @pytest.mark.own_process
 @pytest.mark.parametrize(
-    "count",
-    [pytest.param("4", marks=pytest.mark.long), pytest.param("auto", marks=pytest.mark.slow)],
+    ("name", "count"),
+    [
+        pytest.param("small", "4", marks=pytest.mark.long),
+        pytest.param("normed", "4", marks=pytest.mark.slow),
+        pytest.param("small", "auto", marks=pytest.mark.slow),
+    ],
 )
-def test_compile_runs_what_plan_wrote_in_slices(models, count):
+def test_compile_runs_what_plan_wrote_in_slices(models, name, count):
+    """By the number that is asked for also where the batch cannot be split exactly."""
     import keras
 
     asked = ("-b", "60%", "--micro-batches", count, *QUICK, "--costs", "roofline")
-    found = invoke("plan", "some_models:small", *asked)
+    found = invoke("plan", f"some_models:{name}", *asked)
     (facts,) = lines_of_json(found.stdout)
-    assert facts["plan_file"].startswith("some-models-small-b512-in-"), found.output
+    assert facts["plan_file"].startswith(f"some-models-{name}-b512-in-"), found.output
     number = int(facts["plan_file"].split("-in-")[1].split("-")[0])
     assert number == 4 or count == "auto"
-    from some_models import small
+    import some_models
 
-    model, loss = small()
+    model, loss = getattr(some_models, name)()
     specs = [keras.KerasTensor((512, size), "float32") for size in (16, 4)]
     step = checkmate.tf2.compile(
         model, loss, "adam", *specs, plan=facts["plan_file"], micro_batches=number, verbose=False

@@ -4,7 +4,6 @@ one of least cost."""
 from __future__ import annotations
 
 import gc
-import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from checkmate.errors import (
     NoPlanFoundError,
     PlanError,
     PlanFileError,
-    TraceError,
 )
 from checkmate.tf2 import device as devices
 from checkmate.tf2.memory.budget import free_or_none
@@ -27,13 +25,11 @@ from checkmate.tf2.planning.new_plan import measured, planned_alone, with_budget
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask
 from checkmate.tf2.planning.sliced_steps import SlicePlanner
 from checkmate.tf2.report import TriedSlices
-from checkmate.tf2.rewrites.search import Search
+from checkmate.tf2.rewrites.search import Search, rewritten
 from checkmate.tf2.rewrites.slices import Slices
 from checkmate.tf2.rewrites.step import Equal, Rewrite, Step
 from checkmate.tf2.rewrites.table import REWRITES
 from checkmate.units import is_share
-
-log = logging.getLogger("checkmate")
 
 LOOKING = "looking at slices"
 """The phase of planning in slices, with all numbers of slices that were looked at."""
@@ -103,22 +99,10 @@ class Rewriting:
         that is in it, by the rewrite of that name."""
         if slices.count == 1:
             return self.unsplit(file)
-        name, why_not = self.task.request.name, ""
         auto = self.task.request.options.micro_batches == "auto"
         known = exact(self.rewrites) if auto and not named else self.rewrites
-        for rewrite in (each for each in known if named in ("", each.name)):
-            try:
-                step = rewrite.apply(self.step, slices.size)
-            except TraceError as error:
-                also = f"{why_not} Nor does it run in slices otherwise: {error}"
-                why_not = also if why_not else str(error)
-                continue
-            if why_not:
-                note = f"{name!r} cannot be split exactly. {why_not} {step.notes[-1]}"
-                log.warning(note)
-                step = replace(step, notes=(*step.notes[:-1], note))
-            return self._planned(step, file)
-        raise TraceError(f"{name!r} cannot run in slices: {why_not}")
+        known = [each for each in known if named in ("", each.name)]
+        return self._planned(rewritten(self.step, slices.size, known), file)
 
     def stored(self, path: Path | None) -> Planned | None:
         """The step under the plan of a file that is for it; None without one. A budget that is a

@@ -8,15 +8,37 @@ bound is the least of theirs.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from checkmate.errors import TraceError
 from checkmate.tf2.rewrites.step import Rewrite, Step
 
+log = logging.getLogger("checkmate")
+
 Found = TypeVar("Found")
+
+
+def rewritten(step: Step, site: int, rewrites: Iterable[Rewrite]) -> Step:
+    """The step, rewritten at a site by the first of the rewrites that applies, with a note on why
+    others do not. Raises `TraceError` where none does."""
+    why_not = ""
+    for rewrite in rewrites:
+        try:
+            found = rewrite.apply(step, site)
+        except TraceError as error:
+            also = f"{why_not} Nor does it run in slices otherwise: {error}"
+            why_not = also if why_not else str(error)
+            continue
+        if not why_not:
+            return found
+        note = f"{step.traced.graph.name!r} cannot be split exactly. {why_not} {found.notes[-1]}"
+        log.warning(note)
+        return replace(found, notes=(*found.notes[:-1], note))
+    raise TraceError(f"{step.traced.graph.name!r} cannot run in slices: {why_not}")
 
 
 @dataclass(frozen=True, slots=True)
