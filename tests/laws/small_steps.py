@@ -327,6 +327,14 @@ def over_time(h: Any, w: Any, state: Any) -> Any:
     return turned(tf.while_loop(lambda t, *_: t < 7, body, start)[2].stack(), [1, 0, 2])
 
 
+def two_at_once(h: Any, n: Any) -> Any:
+    parts = tf.experimental.Optional.from_value((h, total(h, 1))).get_value()
+    return parts[0] * parts[1][:, None]
+
+
+values({"optional of two": two_at_once})
+
+
 # What a loop makes at each turn.
 TURNS: dict[str, Callable[..., Any]] = {
     "ones": lambda s, i, n, w: s @ w + tf.ones([n, 7, 1], s.dtype),

@@ -14,7 +14,7 @@ REFUSED = {
     *("mean of masked", "h[-1:]", "h[:5]", "h[::2]", "both reversed", "eye(n) @ h", "diag @ h"),
     *("one_hot(range(n)) @ h", "reshape, then times"),
     *("each of two", "batch twice, cut", "tiled", "map_fn", "diagonal", "cut to longest"),
-    *("words in a row", "state of each"),
+    *("words in a row", "state of each", "optional of two"),
 }
 """Steps that could be split exactly, and for which there is no rule."""
 

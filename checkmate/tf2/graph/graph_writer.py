@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.device import training_device
-from checkmate.tf2.graph.operations import ON_GPUS, is_call
+from checkmate.tf2.graph.operations import ON_GPUS, is_call, is_loop
 from checkmate.tf2.ops.table import rule_of
 
 # Few of TensorFlow's ops copy whatever happens: most take over an input's memory where they can,
@@ -128,7 +128,9 @@ class GraphWriter:
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
-        return operation.node_def
+        node = operation.node_def
+        tell_loop_shapes(node, operation)
+        return node
 
     def overwrite(
         self, handle: str, value: str, like: tf.Tensor, *, after: Names, name: str
@@ -332,6 +334,15 @@ def tell_shapes(node: Any, operation: tf.Operation) -> None:
     shapes = node.attr["_output_shapes"].list.shape
     del shapes[:]
     shapes.extend(tensor.shape.as_proto() for tensor in operation.outputs)
+
+
+def tell_loop_shapes(node: Any, operation: tf.Operation) -> None:
+    """Writes the shapes of a loop's outputs into its definition, in which TensorFlow writes those
+    of the body's results: a loop may take no turn."""
+    if is_loop(operation):
+        shapes = node.attr["output_shapes"].list.shape
+        del shapes[:]
+        shapes.extend(tensor.shape.as_proto() for tensor in operation.outputs)
 
 
 def names_of_inputs(concrete: Any) -> dict[Any, str]:

@@ -48,6 +48,7 @@ from checkmate.tf2.graph.graph_writer import (
     inputs_first,
     names_of_inputs,
     reachable,
+    tell_loop_shapes,
     tell_shapes,
 )
 from checkmate.tf2.graph.operations import is_stateful
@@ -81,6 +82,7 @@ def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> A
     arguments = {tensor.op.name: k for k, tensor in enumerate(concrete.inputs)}
     for node in graph_def.node:
         node.device = node.device or device
+        tell_loop_shapes(node, concrete.graph.get_operation_by_name(node.name))
         if node.name not in arguments:
             continue
         node.attr.pop("_user_specified_name", None)

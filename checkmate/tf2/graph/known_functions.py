@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -114,20 +114,22 @@ class Function:
             added = operation.inputs[rule.list_entry]
             one = (Entry(added.shape, self.value(added)),)
             others = operation.inputs[:1] if len(operation.inputs) > 1 else ()
+            if others and not rule.list_entry:
+                return None  # an optional of several values
             return _united([*(self._entries(other, given, taken) for other in others), one])
         if operation.type == "TensorListPopBack" and tensor.value_index == 0:
             return self._entries(operation.inputs[0], given, taken)
-        if is_loop(operation) and (body := self.inner(operation)[0]):
-            k = tensor.value_index
+        if not has_bodies(operation) or None in (inner := self.inner(operation)):
+            return None
+        if is_loop(operation):
+            body, k = cast("Function", inner[0]), tensor.value_index
             before = self._entries(operation.inputs[k], given, taken)
             at_start = {body.graph.inputs[k].ref(): before}
             return _united([before, body._entries(body.graph.outputs[k], at_start)])
-        if has_bodies(operation) and (inner := self.inner(operation)):
-            if taken and operation.inputs[0].ref() == taken[0]:
-                inner = [inner[taken[1]]]
-            results = ((each, each.graph.outputs[tensor.value_index]) for each in inner if each)
-            return _united([each._entries(result, {}) for each, result in results])
-        return None
+        if taken and operation.inputs[0].ref() == taken[0]:
+            inner = [inner[taken[1]]]
+        results = ((each, each.graph.outputs[tensor.value_index]) for each in inner if each)
+        return _united([each._entries(result, {}) for each, result in results])
 
     def told(self) -> dict[Any, Entry]:
         """Tells, where TensorFlow does not infer it, the shapes of values that conditions and calls
@@ -155,6 +157,8 @@ class Function:
         results = [each.graph.outputs[tensor.value_index] for each in inner if each]
         if not results or len(results) < len(inner):
             return Entry(None, None)
+        if is_loop(operation):  # it may take no turn
+            results.append(operation.inputs[tensor.value_index])
         return _common(tuple(Entry(result.shape, None) for result in results))
 
 

@@ -92,8 +92,9 @@ def empty(call: Call) -> Answer | None:
 
 
 def of_one(call: Call) -> Relations | None:
-    (relation,) = call.inputs
-    return None if relation.kind in (Kind.WHOLE, Kind.SIZE) else [relation]
+    relation = call.inputs[0]
+    several = len(call.inputs) > 1
+    return None if several or relation.kind in (Kind.WHOLE, Kind.SIZE) else [relation]
 
 
 def of_rows(call: Call) -> Answer | None:
@@ -114,7 +115,8 @@ def entry(call: Call) -> Answer | None:
     """An entry of a list, or the list itself."""
     relation = call.inputs[0]
     scaled = _scaled(call, 2, relation) if len(call.inputs) > 2 else {}
-    return None if relation == WHOLE else Answer([relation], list(call.inputs), scaled)
+    several = len(call.operation.outputs) > 1  # of an optional
+    return None if several or relation == WHOLE else Answer([relation], list(call.inputs), scaled)
 
 
 def popped(call: Call) -> Answer | None:
