@@ -308,3 +308,20 @@ def test_a_large_budget_costs_no_memory():
     # A thousandth: gradients of small weights are in memory at another time. The smallest
     # activation is a tenth.
     assert max(asked["planned"]) <= 1.001 * max(asked["plain"])
+
+
+@pytest.mark.slow
+def test_a_plan_in_a_folder_is_that_of_the_next_script(tmp_path):
+    """fit takes it without measuring or solving."""
+    from keras_models import mlp
+
+    for number in range(2):
+        keras.utils.set_random_seed(0)
+        case = mlp(2048)
+        case.model.compile("adam", case.loss, jit_compile=False)
+        checkmate.tf2.rematerialize(case.model, budget="75%", plan=tmp_path, verbose=False)
+        case.model.fit(case.inputs, case.labels, batch_size=2048, verbose=0)
+        report = checkmate.tf2.planned(case.model).report()
+        assert ("measuring ops" not in report.seconds) == bool(number)
+        assert report.result is not None
+    assert len(list(tmp_path.iterdir())) == 1

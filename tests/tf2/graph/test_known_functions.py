@@ -31,15 +31,15 @@ def test_a_loop_that_takes_no_turn_returns_what_it_began_with(turns):
         weight.assign_sub(tape.gradient(loss, weight))
         return loss, found
 
-    batch = tf.random.stateless_normal((256, 64), (5, 6)), tf.constant(float(turns))
+    batch = tf.random.stateless_normal((16384, 64), (5, 6)), tf.constant(float(turns))
     before = weight.numpy()
     expected = tf.function(step)(*batch)
     trained = weight.numpy()
     weight.assign(before)
-    found = planned_function(step, *batch, budget="95%")(*batch)
+    found = planned_function(step, *batch, budget="85%")(*batch)
     assert found[1].shape == expected[1].shape
     for one, other in zip((*found, weight), (*expected, trained), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+        np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 def test_of_functions_that_tensorflow_does_not_give_nothing_is_told(monkeypatch):
