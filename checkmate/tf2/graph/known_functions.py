@@ -132,8 +132,8 @@ class Function:
         return _united([each._entries(result, {}) for each, result in results])
 
     def told(self) -> dict[Any, Entry]:
-        """Tells, where TensorFlow does not infer it, the shapes of values that conditions and calls
-        return, and shapes and values of those taken from lists."""
+        """Tells, where TensorFlow does not infer it, the shapes of values that loops, conditions
+        and calls return, and shapes and values of those taken from lists."""
         found: dict[Any, Entry] = {}
         for operation in self.order:
             for tensor in operation.outputs:
@@ -187,8 +187,9 @@ def _common(entries: Entries) -> Entry:
 
 
 def with_known_shapes(concrete: Any, library: Any) -> Any:
-    """The same `ConcreteFunction` with the shapes of what its conditions return; `library` is the
-    graph that has their functions."""
+    """The same `ConcreteFunction` with what is known of the values that its loops, conditions and
+    calls return; `library` is the graph that has their functions. One in which TensorFlow knows all
+    their shapes stays as it is."""
     for _ in range(_MOST_ROUNDS):
         if not any(map(_is_unknown, concrete.graph.get_operations())):
             break

@@ -444,20 +444,13 @@ row("OptionalHasValue", size=Size.NUMBERS, axes=loops.length)
 # Loops, conditions and calls.
 _LOOP: Columns = {"shares": Shares.PART, "runs": Runs.LOOP, "functions": ("body", "cond")}
 row("StatelessWhile While", **_LOOP, axes=loops.loop)
-row(
-    "If StatelessIf",
-    shares=Shares.PART,
-    runs=Runs.CONDITION,
-    functions=("then_branch", "else_branch"),
-    axes=loops.condition,
-)
-row(
-    "Case StatelessCase",
-    shares=Shares.PART,
-    runs=Runs.CONDITION,
-    functions=("branches",),
-    axes=loops.condition,
-)
+_CONDITION: Columns = {
+    "shares": Shares.PART,
+    "runs": Runs.CONDITION,
+    "axes": loops.condition,
+}
+row("If StatelessIf", **_CONDITION, functions=("then_branch", "else_branch"))
+row("Case StatelessCase", **_CONDITION, functions=("branches",))
 row(
     "PartitionedCall StatefulPartitionedCall",
     shares=Shares.PART,
