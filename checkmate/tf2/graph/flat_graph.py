@@ -14,7 +14,7 @@ The small outputs of a planned op that also has a large one count as resident, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -111,7 +111,7 @@ def _order(operation: tf.Operation) -> int:
     return max(operation.name.count("gradient_tape/"), int(in_backward_scope(operation)))
 
 
-def with_inputs(operations: list[tf.Operation], names: set[str]) -> set[tf.Operation]:
+def with_inputs(operations: list[tf.Operation], names: Collection[str]) -> set[tf.Operation]:
     """The ops of these names and all that they are computed from, inputs first."""
     found: set[tf.Operation] = set()
     for operation in reversed(operations):
@@ -135,9 +135,9 @@ class FlatGraph:
       concrete: The function, simplified.
       traced: The function as it was traced, which has the variables, and the bodies of loops with
         the inferred shapes.
-      inlined: The function as it was traced, its calls inlined, which has the order of the ops, and
-        tells the forward pass from the backward pass. TensorFlow's optimizer may merge two equal
-        ops into one with the name and the place of the last.
+      order: Names of ops, in the order of the trace.
+      forward: Names of ops of the forward pass. Both are told apart from the ops, since TensorFlow's
+        optimizer may merge two equal ops into one with the name and the place of the last.
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
@@ -153,15 +153,20 @@ class FlatGraph:
     """
 
     def __init__(
-        self, concrete: Any, traced: Any, inlined: Any, planned_names: set[str] | None = None
+        self,
+        concrete: Any,
+        traced: Any,
+        order: Sequence[str],
+        forward: Collection[str],
+        planned_names: set[str] | None = None,
     ):
         self.concrete, self.traced_graph = concrete, traced.graph
         self.variables = variables_of(traced)
         self._planned_names = planned_names
-        place = {operation.name: k for k, operation in enumerate(reachable(inlined.graph))}
+        place = {name: k for k, name in enumerate(order)}
         self.operations = in_order_of_trace(reachable(concrete.graph), place)
         self.position = {operation: k for k, operation in enumerate(self.operations)}
-        self._forward = with_inputs(self.operations, forward_names(inlined))
+        self.forward = with_inputs(self.operations, forward)
         self._sizes = OpSizes(self.operations, traced.graph)
         self.small_bytes = self._sizes.small_bytes
         self._reading = _reading_bodies(self.operations, traced.graph)
@@ -276,7 +281,7 @@ class FlatGraph:
         read = [source_of(tensor).op for tensor in operation.inputs]
         made_of = set().union(*(self._made_of[o] for o in read if role is not Role.SHAPE))
         after = set().union(*(self._comes_after[o] for o in (*read, *operation.control_inputs)))
-        if operation not in self._forward and follows_gradients(operation, self.backward):
+        if operation not in self.forward and follows_gradients(operation, self.backward):
             self.backward.add(operation)
         if role is Role.KERNEL and self._decides(operation, made_of):
             self.planned.append(operation)

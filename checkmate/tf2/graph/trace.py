@@ -21,8 +21,8 @@ from checkmate.core.replay import replay
 from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.flat_graph import FlatGraph
-from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first
+from checkmate.tf2.graph.flat_graph import FlatGraph, forward_names
+from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.known_functions import with_known_shapes
 from checkmate.tf2.graph.operations import is_loop, variable_read
@@ -69,6 +69,7 @@ class TracedStep:
         the graph does not tell, such as the lists that a loop returns.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
+      forward: Names of the ops of `flat` that belong to the forward pass.
       notes: Sentences for the report about ops that could not be treated as usual.
 
     Examples:
@@ -87,6 +88,7 @@ class TracedStep:
     small_bytes: int
     estimates: Mapping[str, tuple[int, ...]]
     plain_order: tuple[int, ...]
+    forward: frozenset[str]
     notes: tuple[str, ...] = ()
 
     @property
@@ -200,7 +202,27 @@ def analyse(
     simplified = simplify(inlined if as_written else optimize(inlined, variables_of(concrete)))
     simplified = with_known_shapes(simplified, concrete.graph)
     planned_names = {o.name for group in like.groups for o in group} if like else None
-    flat = FlatGraph(simplified, concrete, inlined, planned_names)
+    order = [operation.name for operation in reachable(inlined.graph)]
+    flat = FlatGraph(simplified, concrete, order, forward_names(inlined), planned_names)
+    return _traced(flat, concrete, name, like)
+
+
+def rewritten(traced: TracedStep, flat: Any, origins: Mapping[str, str]) -> TracedStep:
+    """The trace of a step whose ops are written otherwise.
+
+    Args:
+      flat: The function that takes the place of `traced.flat`, its ops in the order in which they
+        shall run.
+      origins: Name of an op of `flat` -> the op of `traced.flat` of whose work it does a part.
+    """
+    order = [operation.name for operation in flat.graph.get_operations()]
+    forward = {name for name in order if origins.get(name, name) in traced.forward}
+    found = FlatGraph(flat, traced.function, order, forward)
+    return _traced(found, traced.function, traced.graph.name, None)
+
+
+def _traced(flat: FlatGraph, concrete: Any, name: str, like: TracedStep | None) -> TracedStep:
+    simplified = flat.concrete
     if not flat.planned:
         raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
     groups = _same_groups(flat, like) or arrange(flat)
@@ -231,6 +253,7 @@ def analyse(
         small_bytes=flat.small_values_bytes(),
         estimates=flat.estimates(),
         plain_order=plain_order,
+        forward=frozenset(operation.name for operation in flat.forward),
         notes=flat.notes(),
     )
 
