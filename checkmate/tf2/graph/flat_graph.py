@@ -136,8 +136,8 @@ class FlatGraph:
       traced: The function as it was traced, which has the variables, and the bodies of loops with
         the inferred shapes.
       order: Names of ops, in the order of the trace.
-      forward: Names of ops of the forward pass. Both are told apart from the ops, since TensorFlow's
-        optimizer may merge two equal ops into one with the name and the place of the last.
+      forward: Names of ops of the forward pass. TensorFlow's optimizer may merge two equal ops
+        into one with the name and the place of the last: both are told as they were before.
       planned_names: Names of the ops to plan, or None for those that decide about memory.
 
     Attributes:
