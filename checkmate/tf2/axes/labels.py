@@ -305,7 +305,7 @@ class Labels:
         """The copy of an op; None if it needs the whole batch. Where its inputs do not go together
         as the slices have them, those that can be computed early may."""
         inputs = [self.natural(tensor) for tensor in operation.inputs]
-        node = self._node(operation, self._answer(operation, inputs))
+        node = self._node(operation, self.answer(operation, inputs))
         is_early = [tensor.op in self.early for tensor in operation.inputs]
         if node is not None or self._depends(operation) is not Of.BOTH:
             return node
@@ -314,15 +314,15 @@ class Labels:
                 SUMMED if relation == SAME and tensor.dtype.is_floating else relation
                 for tensor, relation in zip(operation.inputs, inputs, strict=True)
             ]
-            return self._node(operation, self._answer(operation, found))
+            return self._node(operation, self.answer(operation, found))
         for kinds in ((Kind.SUMMED,), (Kind.SUMMED, Kind.BATCHED)):
             fed = {k for k, r in enumerate(inputs) if r.kind in kinds and is_early[k]}
             found = [SAME if k in fed else relation for k, relation in enumerate(inputs)]
-            if fed and (node := self._node(operation, self._answer(operation, found), fed)):
+            if fed and (node := self._node(operation, self.answer(operation, found), fed)):
                 return node
         return None
 
-    def _answer(
+    def answer(
         self,
         operation: tf.Operation,
         inputs: Relations,
@@ -377,7 +377,7 @@ class Labels:
             uses.append(use)
         draw = None
         if is_random(operation.type) and answer.outputs[0].kind is Kind.BATCHED:
-            draw = self._draw(operation, answer.outputs[0])
+            draw = self.draw(operation, answer.outputs[0])
             if draw is None:
                 return None
         node = Node(operation, tuple(uses), answer, draw)
@@ -403,14 +403,14 @@ class Labels:
         asked = {tensor.value_index: relation}
         if _runs_functions(operation):
             self.asked.setdefault(operation, {}).setdefault(tensor.value_index, relation)
-        for inputs in self._candidates(operation, relation):
-            answer = self._answer(operation, inputs, asked)
+        for inputs in self.candidates(operation, relation):
+            answer = self.answer(operation, inputs, asked)
             fit = answer is not None and answer.outputs[tensor.value_index] == relation
             if fit and (node := self._node(operation, answer)):
                 return node
         return None
 
-    def _candidates(self, operation: tf.Operation, relation: Relation) -> Iterator[Relations]:
+    def candidates(self, operation: tf.Operation, relation: Relation) -> Iterator[Relations]:
         """The relations that an op's inputs may need for an output to have `relation`."""
         natural = [self.natural(tensor) for tensor in operation.inputs]
         yield natural
@@ -443,7 +443,7 @@ class Labels:
         there = operation in self.early and (tensor.dtype != tf.variant or not in_part)
         return Use(tensor, relation, None) if there else None
 
-    def _draw(self, operation: tf.Operation, relation: Relation) -> Draw | None:
+    def draw(self, operation: tf.Operation, relation: Relation) -> Draw | None:
         """How a slice draws its part of an op's numbers; None if it cannot."""
         if not may_run_again(operation):
             return Draw(None)

@@ -173,6 +173,41 @@ class GraphWriter:
             value, after = f"{node.name}:0", ()
         return value
 
+    def cut(
+        self, value: str, like: tf.Tensor, axis: int, begin: int, width: int, *, name: str
+    ) -> str:
+        """Writes the entries of a value from `begin` on along an axis."""
+        shape = like.shape.as_list()
+        first, shape[axis] = [0] * len(shape), width
+        first[axis] = begin
+        bounds = [self.constant(each, tf.int32) for each in (first, shape)]
+        node = self._node(name, "Slice", [value, *bounds], T=like.dtype, Index=tf.int32)
+        return f"{node.name}:0"
+
+    def concat(self, parts: Names, axis: int, dtype: tf.DType, *, name: str) -> str:
+        read = [*parts, self.constant(axis, tf.int32)]
+        node = self._node(name, "ConcatV2", read, T=dtype, Tidx=tf.int32)
+        node.attr["N"].i = len(parts)
+        return f"{node.name}:0"
+
+    def zeros(self, like: tf.Tensor, *, name: str) -> str:
+        shape = self.constant(like.shape.as_list(), tf.int32)
+        node = self._node(name, "Empty", [shape], dtype=like.dtype)
+        node.attr["init"].b = True
+        return f"{node.name}:0"
+
+    def update(
+        self, whole: str, part: str, like: tf.Tensor, axis: int, begin: int, width: int, name: str
+    ) -> str:
+        """Writes a part of a value into its memory, from `begin` on along an axis."""
+        rank, mask = like.shape.rank, (1 << like.shape.rank) - 1 & ~(1 << axis)
+        places = [[place * (k == axis) for k in range(rank)] for place in (begin, begin + width)]
+        bounds = [self.constant(each, tf.int32) for each in (*places, [1] * rank)]
+        read = [whole, *bounds, part]
+        node = self._node(name, "TensorStridedSliceUpdate", read, T=like.dtype, Index=tf.int32)
+        node.attr["begin_mask"].i = node.attr["end_mask"].i = mask
+        return f"{node.name}:0"
+
     def _assign_all(
         self, kind: str, to: str, value: str, like: tf.Tensor, *, after: Names, name: str
     ) -> Any:

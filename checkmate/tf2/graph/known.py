@@ -4,6 +4,7 @@ and what is computed from them."""
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | No
     if any(tensor.dtype in _NO_NUMBERS for tensor in operation.outputs):
         return None
     if is_constant(operation):
-        return [tf.make_ndarray(operation.get_attr("value"))]
+        return [_constant(operation.get_attr("value"))]
     if rule_of(operation.type).of_shape:
         return [_of_shape(operation, k) for k in range(len(shapes))]
     defined = bool(shapes) and all(shape.is_fully_defined() for shape in shapes)
@@ -52,6 +53,19 @@ def _outputs(operation: tf.Operation, inputs: list[Any]) -> list[np.ndarray | No
     sizes = [shape.num_elements() or 0 for shape in shapes] + [value.size for value in inputs]
     may_run = may_run_again(operation) and not has_bodies(operation)
     return _run(operation, inputs) if shapes and max(sizes) <= MOST_ELEMENTS and may_run else None
+
+
+def _constant(proto: Any) -> np.ndarray:
+    count = len(proto.bool_val)
+    if count < MOST_ELEMENTS:
+        return tf.make_ndarray(proto)
+    # TensorFlow reads truth values, such as those of a mask, one by one: their bytes come last.
+    shape = [dim.size for dim in proto.tensor_shape.dim]
+    for field in ("tensor_shape", "dtype", "version_number"):
+        proto.ClearField(field)
+    found = np.frombuffer(proto.SerializeToString()[-count:], bool)
+    # The last one stands for all that follow.
+    return np.pad(found, (0, math.prod(shape) - count), mode="edge").reshape(shape)
 
 
 def _of_shape(operation: tf.Operation, output: int) -> np.ndarray | None:

@@ -69,6 +69,7 @@ class TracedStep:
         the graph does not tell, such as the lists that a loop returns.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
+      order: The ops of `flat` that run, in the order of the trace.
       forward: Names of the ops of `flat` that belong to the forward pass.
       notes: Sentences for the report about ops that could not be treated as usual.
 
@@ -88,6 +89,7 @@ class TracedStep:
     small_bytes: int
     estimates: Mapping[str, tuple[int, ...]]
     plain_order: tuple[int, ...]
+    order: Group
     forward: frozenset[str]
     notes: tuple[str, ...] = ()
 
@@ -253,6 +255,7 @@ def _traced(flat: FlatGraph, concrete: Any, name: str, like: TracedStep | None) 
         small_bytes=flat.small_values_bytes(),
         estimates=flat.estimates(),
         plain_order=plain_order,
+        order=tuple(flat.operations),
         forward=frozenset(operation.name for operation in flat.forward),
         notes=flat.notes(),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from checkmate.tf2.axes.labels import Node, SliceBody, Use
+from checkmate.tf2.axes.labels import Draw, Node, SliceBody, Use
 from checkmate.tf2.graph.graph_writer import (
     ADD,
     MULTIPLY,
@@ -113,10 +113,30 @@ class SliceWriter:
         if known is not None and (not in_part or one_number(known)):
             return self._constant(tensor, known, use.relation if in_part else None)
         if not in_part or (self._gets_parts and known is None):
-            return self._names[tensor.ref()]
+            return self._whole(tensor)
+        return self._part(tensor, use.relation)
+
+    def _whole(self, tensor: tf.Tensor) -> str:
+        """The name of a value that is the same for all slices."""
+        return self._names[tensor.ref()]
+
+    def _part(self, tensor: tf.Tensor, relation: Relation) -> str:
+        """The name of the slice's part of such a value."""
         self.reads_first = True
-        key = (tensor.ref(), use.relation)
+        key = (tensor.ref(), relation)
         return self._parts.setdefault(key, (f"part_{len(self._parts)}:0", tensor))[0]
+
+    def _first(self, places: int, dtype: tf.DType) -> str:
+        """The name of the first of the slice's places, where each example has so many."""
+        self.reads_first = True
+        return self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
+
+    def _count(self, draw: Draw, dtype: tf.DType) -> tuple[str, str]:
+        """The names of the counts before the slice's random numbers, as they are added to the
+        generator's, and of how many numbers of the next count are before them."""
+        self.reads_first, k = True, len(self._counts)
+        key = (draw.numbers, draw.group, dtype)
+        return self._counts.setdefault(key, (f"counts_{k}:0", f"rest_{k}:0"))
 
     def _constant(self, tensor: tf.Tensor, known: Any, relation: Relation | None) -> str:
         key = (tensor.ref(), relation)
@@ -139,8 +159,7 @@ class SliceWriter:
             value = np.array(self._known(operation.inputs[k]))
             value.flat[entry] = value.flat[entry] // self._examples * self._size
             inputs[k] = writer.constant(value, operation.inputs[k].dtype)
-        before = operation.control_inputs
-        after = [name for each in before for name in self._copies.get(each, ())]
+        after = [name for each in operation.control_inputs for name in self._after(each)]
         for k, places in answer.shifted.items():
             tensor, below = operation.inputs[k], places * self._size
             only = self._leading(tensor) if answer.leads else None
@@ -156,6 +175,13 @@ class SliceWriter:
             outputs[0] = self._share(outputs[0], operation.outputs[0].dtype)
         self._made[node] = outputs
 
+    def _name(self, operation: tf.Operation) -> str:
+        return operation.name
+
+    def _after(self, operation: tf.Operation) -> Sequence[str]:
+        """The names of the copies of an op that others wait for."""
+        return self._copies.get(operation, ())
+
     def _share(self, name: str, dtype: tf.DType) -> str:
         """The slice's share of a value, by its number of examples."""
         share = self.writer.constant(self._size / self._examples, dtype)
@@ -163,7 +189,7 @@ class SliceWriter:
 
     def _copied(self, node: Node, inputs: list[str], after: list[str]) -> str:
         operation, relations = node.operation, node.answer.outputs
-        name = self.writer.copy(operation, inputs, after=after)
+        name = self.writer.copy(operation, inputs, after=after, name=self._name(operation))
         self._copies.setdefault(operation, []).append(name)
         definition = self.writer.nodes[-1]
         for attribute in _SHAPES:
@@ -212,8 +238,7 @@ class SliceWriter:
             definition.attr["Tin"].list.type.append(tf.int32.as_datatype_enum)
 
     def _shifted(self, name: str, dtype: tf.DType, places: int, only: str | None) -> str:
-        self.reads_first = True
-        first = self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
+        first = self._first(places, dtype)
         by = first if only is None else self._product(first, only, dtype)
         return self.writer.add("Sub", [name, by], dtype, name="place")
 
@@ -231,9 +256,7 @@ class SliceWriter:
         draw, operation, writer = node.draw, node.operation, self.writer
         assert draw is not None and draw.counter is not None
         dtype, result = operation.inputs[draw.counter].dtype, operation.outputs[0]
-        key = (draw.numbers, draw.group, dtype)
-        self.reads_first, k = True, len(self._counts)
-        counts, rest = self._counts.setdefault(key, (f"counts_{k}:0", f"rest_{k}:0"))
+        counts, rest = self._count(draw, dtype)
         inputs[draw.counter] = writer.add(
             ADD, [inputs[draw.counter], counts], dtype, name="counter"
         )
@@ -242,7 +265,7 @@ class SliceWriter:
         needed = self._size * draw.numbers
         row = -(-(needed + draw.group - 1) // draw.group) * draw.group
         inputs[0] = writer.constant([row], operation.inputs[0].dtype)
-        drawn = writer.copy(operation, inputs, after=after)
+        drawn = writer.copy(operation, inputs, after=after, name=self._name(operation))
         self._copies.setdefault(operation, []).append(drawn)
         size = writer.constant([needed], tf.int32)
         part = writer.add("Slice", [f"{drawn}:0", rest, size], result.dtype, name="drawn")

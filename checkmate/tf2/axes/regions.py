@@ -1,0 +1,285 @@
+"""regions_of(): which ops of a step can run tile by tile, so that none needs too much memory.
+
+An op that reads and makes more bytes than allowed is split along an axis of its largest value. That
+axis gets a label, which spreads to the ops around it in both directions, by the rules of the table:
+a value between two ops of one region is never in memory as a whole. What enters a region is cut;
+what leaves it is put together, or added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from checkmate.tf2.axes.labels import Labels, Node, Use
+from checkmate.tf2.axes.variables import is_pure
+from checkmate.tf2.graph.graph_writer import reachable
+from checkmate.tf2.graph.known_functions import Function
+from checkmate.tf2.graph.operations import has_bodies, is_argument, is_call, role_of
+from checkmate.tf2.graph.sizes import known_bytes
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.ops.call import Answer, UnknownError
+from checkmate.tf2.ops.indices import is_random
+from checkmate.tf2.ops.relation import SAME, ZERO, Kind, Relation, batched
+from checkmate.tf2.ops.rule import Role
+
+MOST_TILES = 64
+
+LARGE = 1 / 8
+"""A tensor is large if it has at least this share of the bytes of an op that needs too many."""
+
+BETWEEN = 4
+"""So many ops on small values may lie between two on large values of one region."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Ops that run in `tiles` parts, and the copy of each in a tile."""
+
+    tiles: int
+    nodes: Mapping[tf.Operation, Node]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if nothing is added up over tiles."""
+        found = (r for node in self.nodes.values() for r in node.answer.outputs)
+        return all(relation.kind is not Kind.SUMMED for relation in found)
+
+
+def regions_of(
+    traced: TracedStep, function: Function, most_bytes: int, *, sums: bool = False
+) -> list[Region]:
+    """The regions in which ops that need more than `most_bytes` run in tiles.
+
+    Args:
+      function: What is known of the values of `traced.flat`.
+      most_bytes: The bytes that an op may read and make, without variables and arguments.
+      sums: Whether values may be added up over tiles, which gives other last bits.
+    """
+    step = _Step.of(traced, function, most_bytes)
+    regions: list[Region] = []
+    for operation in step.too_large:
+        if operation not in step.taken and (region := step.best(operation, sums=sums)):
+            step.taken.update(region.nodes)
+            regions.append(region)
+    return regions
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step's ops on large values, and those that regions have taken."""
+
+    function: Function
+    most_bytes: int
+    results: set[object]
+    too_large: list[tf.Operation] = field(default_factory=list)
+    large: dict[object, tf.Tensor] = field(default_factory=dict)
+    candidates: set[tf.Operation] = field(default_factory=set)
+    taken: set[tf.Operation] = field(default_factory=set)
+    _labels: dict[int, Labels] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, traced: TracedStep, function: Function, most_bytes: int) -> _Step:
+        found = cls(function, most_bytes, {tensor.ref() for tensor in traced.flat.outputs})
+        needs = {o: found.needs(o) for o in function.order if role_of(o) is Role.KERNEL}
+        too_large = [o for o, needed in needs.items() if needed > most_bytes]
+        for operation in too_large:
+            for tensor in (*operation.inputs, *operation.outputs):
+                if found.size(tensor) >= LARGE * needs[operation]:
+                    found.large[tensor.ref()] = tensor
+        found.too_large = sorted(too_large, key=lambda o: -needs[o])
+        found.candidates = found._near_large(traced.forward)
+        return found
+
+    def size(self, tensor: tf.Tensor) -> int:
+        """Bytes that a tensor takes beyond variables, arguments and constants."""
+        resident = role_of(tensor.op) is Role.SOURCE or self.function.value(tensor) is not None
+        return 0 if resident else known_bytes([tensor])
+
+    def needs(self, operation: tf.Operation) -> int:
+        tensors = {tensor.ref(): tensor for tensor in (*operation.inputs, *operation.outputs)}
+        return sum(map(self.size, tensors.values()))
+
+    def _near_large(self, forward: Collection[str]) -> set[tf.Operation]:
+        """The pure ops on large values, and those on a short way from one to another within the
+        forward or the backward pass."""
+        order = [o for o in self.function.order if self._may_split(o)]
+        on_large = {
+            o for o in order if any(t.ref() in self.large for t in (*o.inputs, *o.outputs))
+        }
+        after = self._distances(order, on_large, forward, lambda o: [t.op for t in o.inputs])
+        readers = lambda o: [each for t in o.outputs for each in t.consumers()]  # noqa: E731
+        before = self._distances(order[::-1], on_large, forward, readers)
+        return {o for o in order if after[o] + before[o] <= BETWEEN}
+
+    @staticmethod
+    def _distances(order, starts, forward, neighbours):  # type: ignore[no-untyped-def]
+        found: dict[tf.Operation, float] = {}
+        for operation in order:
+            phase = operation.name in forward
+            near = (o for o in neighbours(operation) if (o.name in forward) == phase)
+            nearest = min((found.get(o, math.inf) for o in near), default=math.inf)
+            found[operation] = 0 if operation in starts else nearest + 1
+        return found
+
+    def _may_split(self, operation: tf.Operation) -> bool:
+        opaque = any(t.dtype in (tf.variant, tf.resource) for t in operation.outputs)
+        runs_functions = has_bodies(operation) or is_call(operation)
+        known = [self.function.value(tensor) is not None for tensor in operation.outputs]
+        source = is_argument(operation) or role_of(operation) is Role.SOURCE
+        if opaque or runs_functions or source or not operation.outputs or all(known):
+            return False
+        return is_pure(operation, self.function.library)
+
+    def labels(self, tiles: int) -> Labels:
+        if tiles not in self._labels:
+            labels = Labels(self.function, tiles, {})
+            labels.relations = {o: [SAME] * len(o.outputs) for o in self.function.order}
+            self._labels[tiles] = labels
+        return self._labels[tiles]
+
+    def best(self, operation: tf.Operation, *, sums: bool) -> Region | None:
+        """The region around an op that saves most."""
+        tensors = {t.ref(): t for t in (*operation.outputs, *operation.inputs)}.values()
+        largest = max(tensors, key=self.size)
+        needed, saved, best = self.needs(operation), 0, None
+        for axis, length in enumerate(largest.shape.as_list()):
+            wanted = math.ceil(needed / self.most_bytes)
+            for tiles in _divisors(length or 1, wanted):
+                spread = _Spread(self.labels(tiles), self.candidates - self.taken, sums)
+                region = spread.run(largest, batched(axis))
+                found = self._saved(region)
+                if operation in region.nodes and found > saved:
+                    saved, best = found, region
+        return best
+
+    def _saved(self, region: Region) -> float:
+        """Bytes of large values that are never in memory as a whole."""
+        total = 0.0
+        for operation, node in region.nodes.items():
+            for tensor, relation in zip(operation.outputs, node.answer.outputs, strict=False):
+                inside = relation.kind is Kind.BATCHED and tensor.ref() not in self.results
+                if inside and tensor.ref() in self.large:
+                    if all(_reads_part(region, o, tensor) for o in tensor.consumers()):
+                        total += self.size(tensor) * (1 - 1 / region.tiles)
+        return total
+
+
+def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bool:
+    node = region.nodes.get(operation)
+    return node is not None and all(
+        use.node is not None for use in node.inputs if use.tensor is tensor
+    )
+
+
+def _divisors(length: int, least: int) -> Iterator[int]:
+    """Yields the smallest divisor that is not below `least`, or else the largest one."""
+    found = [n for n in range(2, min(length, MOST_TILES) + 1) if length % n == 0]
+    enough = [n for n in found if n >= least]
+    yield from enough[:1] or found[-1:]
+
+
+@dataclass(slots=True, eq=False)
+class _Spread:
+    """The spread of one label from a value over the ops around it."""
+
+    labels: Labels
+    candidates: Collection[tf.Operation]
+    sums: bool
+    relations: dict[object, Relation] = field(default_factory=dict)
+    answers: dict[tf.Operation, Answer] = field(default_factory=dict)
+
+    def run(self, tensor: tf.Tensor, relation: Relation) -> Region:
+        pending = self._label(tensor, relation)
+        while pending:
+            operation = pending.pop()
+            if operation not in self.candidates or operation in self.answers:
+                continue
+            if (answer := self._answer(operation)) is not None:
+                self.answers[operation] = answer
+                for each, found in _pairs(operation, answer):
+                    is_new = each.ref() not in self.relations and not self._is_resident(each)
+                    if found.kind is Kind.BATCHED and is_new:
+                        pending += self._label(each, found)
+        return Region(self.labels.examples, self._nodes())
+
+    def _is_resident(self, tensor: tf.Tensor) -> bool:
+        return role_of(tensor.op) is Role.SOURCE or self.labels.value(tensor) is not None
+
+    def _label(self, tensor: tf.Tensor, relation: Relation) -> list[tf.Operation]:
+        self.relations[tensor.ref()] = relation
+        return [*tensor.consumers(), tensor.op]
+
+    def _answer(self, operation: tf.Operation) -> Answer | None:
+        """An op's copy in a tile, by the labels of its inputs and outputs."""
+        given = [self._known_or(tensor) for tensor in operation.inputs]
+        asked = {
+            k: self.relations[tensor.ref()]
+            for k, tensor in enumerate(operation.outputs)
+            if tensor.ref() in self.relations
+        }
+        for inputs in self._inputs(operation, given, asked):
+            answer = self.labels.answer(operation, inputs, asked)
+            if answer is not None and self._fits(operation, answer, asked):
+                return answer
+        return None
+
+    def _known_or(self, tensor: tf.Tensor) -> Relation:
+        natural = self.labels.natural(tensor)
+        return self.relations.get(tensor.ref(), natural) if natural in (SAME, ZERO) else natural
+
+    def _inputs(
+        self, operation: tf.Operation, given: list[Relation], asked: Mapping[int, Relation]
+    ) -> Iterator[list[Relation]]:
+        yield given
+        if asked and all(relation.kind is not Kind.BATCHED for relation in given):
+            try:
+                yield from self.labels.candidates(operation, next(iter(asked.values())))
+            except UnknownError:
+                return
+
+    def _fits(
+        self, operation: tf.Operation, answer: Answer, asked: Mapping[int, Relation]
+    ) -> bool:
+        outputs = answer.outputs
+        kinds = {Kind.BATCHED, Kind.SAME} | ({Kind.SUMMED} if self.sums else set())
+        if len(outputs) < len(operation.outputs) or any(r.kind not in kinds for r in outputs):
+            return False
+        if any(outputs[k] != relation for k, relation in asked.items()):
+            return False
+        return any(relation.kind in (Kind.BATCHED, Kind.SUMMED) for relation in outputs)
+
+    def _nodes(self) -> dict[tf.Operation, Node]:
+        """The copies, inputs first; an op whose inputs' copies do not go together has none."""
+        nodes: dict[tf.Operation, Node] = {}
+        for operation in self.labels.order:
+            answer = self.answers.get(operation)
+            if answer is None:
+                continue
+            uses = [
+                Use(tensor, relation, _maker(nodes, tensor, relation))
+                for tensor, relation in zip(operation.inputs, answer.inputs, strict=True)
+            ]
+            draw = None
+            if is_random(operation.type) and answer.outputs[0].kind is Kind.BATCHED:
+                draw = self.labels.draw(operation, answer.outputs[0])
+                if draw is None or draw.counter is None:
+                    continue
+            nodes[operation] = Node(operation, tuple(uses), answer, draw)
+        return nodes
+
+
+def _maker(
+    nodes: Mapping[tf.Operation, Node], tensor: tf.Tensor, relation: Relation
+) -> Node | None:
+    node = nodes.get(tensor.op)
+    made = node.answer.outputs[tensor.value_index] if node else None
+    return node if made == relation and relation.kind is Kind.BATCHED else None
+
+
+def _pairs(operation: tf.Operation, answer: Answer) -> Iterator[tuple[tf.Tensor, Relation]]:
+    yield from zip(operation.inputs, answer.inputs, strict=True)
+    yield from zip(operation.outputs, answer.outputs, strict=False)
