@@ -17,6 +17,7 @@ from checkmate.solvers.layer_rules import Patterns, as_patterns
 from checkmate.solvers.search import Solver, check_time_limit
 from checkmate.solvers.solve import make_solver
 from checkmate.tf2.costs.measured import CostModel
+from checkmate.tf2.rewrites.split import KINDS, Split
 from checkmate.units import Bytes, check_budget
 
 
@@ -33,6 +34,8 @@ class PlanKeywords(TypedDict, total=False):
     micro_batches: int | str
     keep: Patterns
     recompute: Patterns
+    rewrites: Sequence[str]
+    rounding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,10 @@ class PlanOptions:
         budget: it reads values computed again, as far as ops may run again. What a plan recomputes
         besides may read values of the forward pass. The plan is the cheapest one, within the proven
         gap, of those that hold to both.
+      rewrites: How ops may be split that would need too much of the budget: "tiles", along an axis
+        of their values. () leaves all ops as they are.
+      rounding: Whether sums may be added up in another order, part by part, so that more ops can be
+        split. The numbers are then the model's up to the last bits; micro-batches do the same.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
@@ -96,11 +103,14 @@ class PlanOptions:
     micro_batches: int | str = 1
     keep: Patterns = ()
     recompute: Patterns = ()
+    rewrites: Sequence[str] = KINDS
+    rounding: bool = False
 
     def __post_init__(self) -> None:
         make_solver(self.solver)  # an unknown name is refused
         object.__setattr__(self, "keep", as_patterns(self.keep))
         object.__setattr__(self, "recompute", as_patterns(self.recompute))
+        object.__setattr__(self, "rewrites", _kinds(self.rewrites))
         if self.budget != "auto":
             check_budget(self.budget)
         if self.time_limit_s is not None:
@@ -158,13 +168,29 @@ class PlanOptions:
         return cls(budget, **keywords)
 
     @property
+    def split(self) -> Split:
+        """How ops may be split."""
+        return Split(0, tuple(self.rewrites), self.rounding or self.micro_batches != 1)
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """The options that decide about a plan, for the name of its file in a folder."""
         solver = self.solver if isinstance(self.solver, str) else self.solver.name
         cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
         micro_batches = () if self.micro_batches == 1 else (self.micro_batches,)
         rules = (self.keep, self.recompute) if self.keep or self.recompute else ()
-        return self.budget, solver, cost_model, self.time_limit_s, *micro_batches, *rules
+        split = () if self.split == Split(0) else (self.split,)
+        return self.budget, solver, cost_model, self.time_limit_s, *micro_batches, *rules, *split
+
+
+def _kinds(asked: Sequence[str]) -> tuple[str, ...]:
+    kinds = (asked,) if isinstance(asked, str) else tuple(asked)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise TraceError(
+            f"rewrites names how ops may be split, of {', '.join(KINDS)}; got {unknown[0]!r}."
+        )
+    return kinds
 
 
 def is_count(value: object) -> bool:

@@ -88,6 +88,7 @@ class Report:
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
+      plain_cost: Seconds of the plain step's kernels, where `graph` is of another step.
       asked: The budget as it was asked for.
       examples: The size of the batch; None where that is not known.
       origin: Where the plan comes from, if not from a first search: "plan from FILE", "planned
@@ -114,6 +115,7 @@ class Report:
     step_seconds: float | None = None
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
+    plain_cost: float | None = None
     asked: Bytes = ""
     examples: int | None = None
     origin: str = ""
@@ -148,7 +150,9 @@ class Report:
         micro = self.micro_batches
         if micro is not None:
             return micro.cost / (micro.plain_cost or micro.once_cost)
-        return (self.result and self.result.overhead) or 1.0
+        if self.result is None or self.result.cost is None:
+            return 1.0
+        return self.result.cost / (self.plain_cost or self.graph.total_cost)
 
     @property
     def expected_peak_bytes(self) -> int:

@@ -85,7 +85,7 @@ def verify(step: Any, batch: Sequence[Any]) -> Verification:
 class _Verifier:
     def __init__(self, planned: Planned, flat: list[tf.Tensor], budget_bytes: int):
         self.planned, self.traced, self.flat = planned, planned.traced, flat
-        self.part = planned.part or planned  # what the plan is of
+        self.part = planned.innermost  # what the plan is of
         run = planned.run.one_slice if isinstance(planned.run, SlicedRun) else planned.run
         self.run_part = partial(run, *flat)
         self.budget_bytes = budget_bytes

@@ -9,14 +9,13 @@ what leaves it is put together, or added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Labels, Node, Use
 from checkmate.tf2.axes.variables import is_pure
-from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import has_bodies, is_argument, is_call, role_of
 from checkmate.tf2.graph.sizes import known_bytes
@@ -47,6 +46,13 @@ class Region:
         """True if nothing is added up over tiles."""
         found = (r for node in self.nodes.values() for r in node.answer.outputs)
         return all(relation.kind is not Kind.SUMMED for relation in found)
+
+
+def largest_need(function: Function) -> int:
+    """The most bytes that an op reads and makes, without variables and arguments."""
+    step = _Step(function, 0, set())
+    kernels = (o for o in function.order if role_of(o) is Role.KERNEL)
+    return max(map(step.needs, kernels), default=0)
 
 
 def regions_of(
@@ -107,9 +113,7 @@ class _Step:
         """The pure ops on large values, and those on a short way from one to another within the
         forward or the backward pass."""
         order = [o for o in self.function.order if self._may_split(o)]
-        on_large = {
-            o for o in order if any(t.ref() in self.large for t in (*o.inputs, *o.outputs))
-        }
+        on_large = {o for o in order if any(t.ref() in self.large for t in (*o.inputs, *o.outputs))}
         after = self._distances(order, on_large, forward, lambda o: [t.op for t in o.inputs])
         readers = lambda o: [each for t in o.outputs for each in t.consumers()]  # noqa: E731
         before = self._distances(order[::-1], on_large, forward, readers)
@@ -130,7 +134,8 @@ class _Step:
         runs_functions = has_bodies(operation) or is_call(operation)
         known = [self.function.value(tensor) is not None for tensor in operation.outputs]
         source = is_argument(operation) or role_of(operation) is Role.SOURCE
-        if opaque or runs_functions or source or not operation.outputs or all(known):
+        handles = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+        if handles or opaque or runs_functions or source or not operation.outputs or all(known):
             return False
         return is_pure(operation, self.function.library)
 
@@ -145,7 +150,7 @@ class _Step:
         """The region around an op that saves most."""
         tensors = {t.ref(): t for t in (*operation.outputs, *operation.inputs)}.values()
         largest = max(tensors, key=self.size)
-        needed, saved, best = self.needs(operation), 0, None
+        needed, saved, best = self.needs(operation), 0.0, None
         for axis, length in enumerate(largest.shape.as_list()):
             wanted = math.ceil(needed / self.most_bytes)
             for tiles in _divisors(length or 1, wanted):
@@ -161,10 +166,10 @@ class _Step:
         total = 0.0
         for operation, node in region.nodes.items():
             for tensor, relation in zip(operation.outputs, node.answer.outputs, strict=False):
-                inside = relation.kind is Kind.BATCHED and tensor.ref() not in self.results
-                if inside and tensor.ref() in self.large:
-                    if all(_reads_part(region, o, tensor) for o in tensor.consumers()):
-                        total += self.size(tensor) * (1 - 1 / region.tiles)
+                is_part = relation.kind is Kind.BATCHED and tensor.ref() not in self.results
+                readers = tensor.consumers() if is_part and tensor.ref() in self.large else []
+                if readers and all(_reads_part(region, o, tensor) for o in readers):
+                    total += self.size(tensor) * (1 - 1 / region.tiles)
         return total
 
 
@@ -241,9 +246,7 @@ class _Spread:
             except UnknownError:
                 return
 
-    def _fits(
-        self, operation: tf.Operation, answer: Answer, asked: Mapping[int, Relation]
-    ) -> bool:
+    def _fits(self, operation: tf.Operation, answer: Answer, asked: Mapping[int, Relation]) -> bool:
         outputs = answer.outputs
         kinds = {Kind.BATCHED, Kind.SAME} | ({Kind.SUMMED} if self.sums else set())
         if len(outputs) < len(operation.outputs) or any(r.kind not in kinds for r in outputs):
@@ -263,6 +266,8 @@ class _Spread:
                 Use(tensor, relation, _maker(nodes, tensor, relation))
                 for tensor, relation in zip(operation.inputs, answer.inputs, strict=True)
             ]
+            if any(use.node is None and use.tensor.op in nodes for use in uses):
+                continue  # it would wait for all tiles
             draw = None
             if is_random(operation.type) and answer.outputs[0].kind is Kind.BATCHED:
                 draw = self.labels.draw(operation, answer.outputs[0])

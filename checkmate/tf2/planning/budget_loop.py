@@ -38,6 +38,10 @@ class SearchTuning:
         and next to nothing for one of a second.
       steepness: How many times what it cost to save a byte so far it can cost to save one more: the
         less memory a plan takes, the more the next byte costs.
+      split_share: Ops are split first where one needs more than this share of the room that the
+        budget leaves beyond fixed bytes.
+      split_worth: They are split where a plan lasts longer than the plain step by more than this
+        share.
       worth_share: The share of its cost by which another plan must be cheaper to take the place of
         one that steps ran under.
       lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
@@ -57,6 +61,8 @@ class SearchTuning:
     time_per_op_s: float = 0.002
     steps: int = 1000
     steepness: float = 2.0
+    split_share: float = 0.5
+    split_worth: float = 0.1
     worth_share: float = 0.005
     lowest_plan_s: float = 4.0
     batch_margin: float = 1.1

@@ -7,10 +7,12 @@ function. No step runs, nor an op that has state.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from checkmate.core.replay import floor
 from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of
@@ -24,6 +26,7 @@ from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.report import Report
+from checkmate.tf2.rewrites.split import Split, Splits, largest_need
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -87,7 +90,9 @@ def new_plan(task: PlanTask) -> Planned:
     report = task.report(costs.graph, plain_peak)
     if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
         return _unchanged(task, costs, report)
-    return _searched(PlanSearch(task, costs, piece), report)
+    best = _best(task, costs, piece)
+    planned = _searched(best, report)
+    return planned.of_split(task.traced, best.split) if best.split else planned
 
 
 def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
@@ -108,11 +113,59 @@ def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
     return Planned(task.traced, costs.graph, plan, None, run, report, rise)
 
 
-def _searched(search: PlanSearch, report: Report) -> Planned:
+@dataclass(slots=True, eq=False)
+class Tried:
+    """A search for a plan of the step as it was written, or of one whose largest ops are split."""
+
+    search: PlanSearch
+    split: Split | None = None
+    found: Candidate | None = None
+
+    @property
+    def cost(self) -> float:
+        cost = self.found.result.cost if self.found else None
+        return math.inf if cost is None else cost
+
+
+def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
+    """The search that found the cheapest plan, or else the one of the smallest ops. Ops are split
+    where they need much of the room, and where that may be cheaper than to compute again."""
+    asked, plain_s = task.request.options, costs.graph.total_cost
+    whole = Tried(PlanSearch(task, costs, piece_bytes))
+    splits = Splits(task.traced, asked.split)
+    room = task.memory.activation_budget_bytes
+    large = largest_need(splits.function) > TUNING.split_share * room
+    tried = [] if large else [_run(whole)]
+    best = tried[-1] if tried else whole
+    if best.cost > (1 + TUNING.split_worth) * plain_s and asked.split.kinds:
+        for split, traced in splits.within(room):
+            best.search.pause()
+            part = task.of_parts(traced)
+            with task.clock.phase("measuring ops"):
+                found = costs_of(traced, asked.cost_model)
+            tried.append(_run(Tried(PlanSearch(part, found, piece_bytes), split)))
+            better = tried[-1].cost < best.cost
+            best = tried[-1] if better or not best.found else best
+            if best.found and (not better or best.cost <= (1 + TUNING.split_worth) * plain_s):
+                break
+    if whole not in tried and best.cost > (1 + TUNING.split_worth) * plain_s:
+        best.search.pause()
+        best = min(best, _run(whole), key=lambda each: each.cost)
+    return best
+
+
+def _run(tried: Tried) -> Tried:
+    search = tried.search
+    if floor(search.graph).bytes + search.memory.other_bytes <= search.task.budget_bytes:
+        tried.found = search.run()
+    return tried
+
+
+def _searched(tried: Tried, report: Report) -> Planned:
     """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
     trains without a plan must not stop."""
+    search, found = tried.search, tried.found
     task = search.task
-    found = search.run()
     if found is None:
         refusal = Refusal(search)  # has looked for the plan with the lowest peak
         found = search.cheapest()
@@ -141,6 +194,10 @@ def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:
     report = replace(
         report,
         result=found.result,
+        graph=search.graph,
+        plain_plan=task.traced.plain_plan(),
+        memory=task.memory,
+        plain_cost=report.graph.total_cost,
         predicted_peak_bytes=found.expected_bytes,
         notes=(*report.notes, *search.notes),
     )

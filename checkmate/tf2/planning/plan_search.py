@@ -187,8 +187,12 @@ class PlanSearch:
         known = [each for each in self.candidates if each.expected_bytes is not None]
         return min(known, key=lambda each: each.expected_bytes or 0, default=None)
 
-    def forget(self) -> None:
+    def pause(self) -> None:
+        """Frees the results' buffers, which are made again on use."""
         self._predictor = None
+
+    def forget(self) -> None:
+        self.pause()
         self.candidates = []
 
     def _made_predictor(self) -> Predictor:

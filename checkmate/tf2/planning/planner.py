@@ -64,7 +64,7 @@ class Planner:
         with only_new_garbage(), request.showing() as progress:
             clock = Clock(progress)
             with clock.phase("tracing"):
-                main = like if like and not like.part else None
+                main = like if like and not like.in_slices else None
                 same = main.traced if main else None
                 traced = traced or trace(request.step, *specs, name=request.name, like=same)
             if main and (planned := self._under_same_plan(traced, specs, main)):
@@ -80,7 +80,7 @@ class Planner:
             )
             path = store.path_of(request, traced)
             try:
-                if like is not None and like.part:
+                if like is not None and like.in_slices:
                     return self._in_slices_of(like, task)
                 if request.options.micro_batches == 1 or like is not None:
                     stored = store.stored_plan(task)
@@ -148,6 +148,8 @@ class Planner:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
         if main.result is None:
             return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
+        if main.split:
+            return None
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:
             return None
         try:

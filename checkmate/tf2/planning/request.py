@@ -23,6 +23,7 @@ from checkmate.tf2.memory.budget import BATCHES_MADE, MemoryBudget, auto_budget
 from checkmate.tf2.memory.scratch import Scratch, give_own_memory
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.report import Report
+from checkmate.tf2.rewrites.split import Split
 from checkmate.tf2.rewrites.step import Applied
 from checkmate.units import is_share, parse_bytes
 
@@ -34,7 +35,9 @@ class Planned:
     Attributes:
       run: From the flattened arguments to the result of the step.
       rise_bytes: The predicted peak above the bytes in use when a step begins; 0 if not known.
-      part: For a step in slices the plan of a slice, whose are `graph`, `plan` and `result`.
+      part: The plan of the function of which `graph`, `plan` and `result` are, where that is not
+        the step as it was written: of a slice, or of the step whose largest ops are split.
+      split: How its largest ops are split.
       record: The rewrites by which the step runs otherwise than it was written.
     """
 
@@ -46,7 +49,21 @@ class Planned:
     report: Report = field(repr=False)
     rise_bytes: int = 0
     part: Planned | None = None
+    split: Split | None = None
     record: tuple[Applied, ...] = ()
+
+    @property
+    def in_slices(self) -> bool:
+        return self.report.micro_batches is not None
+
+    @property
+    def innermost(self) -> Planned:
+        """The plan of the function of which `graph` is the graph."""
+        return self.part.innermost if self.part else self
+
+    def of_split(self, whole: TracedStep, split: Split) -> Planned:
+        """The plan of the step `whole`, of which this is one in parts."""
+        return replace(self, traced=whole, part=self, split=split)
 
     def reporting(self, **changes: Any) -> Planned:
         """The same with other fields of its report."""
@@ -213,6 +230,20 @@ class PlanTask:
         memory = MemoryBudget.of(traced, 0, 0, next_batches=request.next_batches)
         memory = replace(memory, device_limit_bytes=paper_bytes)
         return cls(request, traced, specs, Clock(), memory, paper_bytes=paper_bytes)
+
+    def of_parts(self, traced: TracedStep) -> PlanTask:
+        """The task of the same step, whose largest ops are split."""
+        before, has_batch = self.memory, self.batch is not None
+        memory = MemoryBudget.of(
+            traced,
+            before.limit_bytes,
+            before.start_bytes - (0 if has_batch else before.batch_bytes),
+            has_batch=has_batch,
+            released_bytes=self.released_bytes,
+            next_batches=self.request.next_batches,
+        )
+        memory = replace(memory, device_limit_bytes=before.device_limit_bytes)
+        return replace(self, traced=traced, memory=memory)
 
     def within(self, budget_bytes: int) -> PlanTask:
         return replace(self, memory=replace(self.memory, limit_bytes=budget_bytes))

@@ -65,14 +65,14 @@ class RunningStep:
         # In memory from the first step on.
         self._constant_bytes = sum(
             exact_bytes(operation.outputs[0])
-            for operation in planned.traced.flat.graph.get_operations()
+            for operation in planned.innermost.traced.flat.graph.get_operations()
             if is_constant(operation)
         )
         self._reports = devices.allocator_reports(self._device)
         # Where a first run tries algorithms, it takes what later ones do not.
         self._tries = self._device.startswith("GPU") and any(
             rule_of(operation.type).tries_algorithms
-            for group in planned.traced.groups
+            for group in planned.innermost.traced.groups
             for operation in group
         )
 
@@ -122,7 +122,7 @@ class RunningStep:
         """Whether activations were fewer than predicted, and recomputation lasts longer in many
         steps than planning did."""
         planned = self.planned
-        if planned.result is None or planned.part or self.correction > 1 - UNUSED_SHARE:
+        if planned.result is None or planned.in_slices or self.correction > 1 - UNUSED_SHARE:
             return False
         seconds = TUNING.steps * (planned.cost - planned.graph.total_cost)
         return self._reports and seconds > sum(planned.report.seconds.values())

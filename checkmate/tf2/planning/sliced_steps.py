@@ -143,6 +143,7 @@ class SlicePlanner:
             report=report,
             rise_bytes=max(each.rise_bytes for each in parts) + known_bytes(run.in_slices.early),
             part=part,
+            split=None,
             record=step.record,
         )
 
@@ -194,6 +195,12 @@ class SlicePlanner:
         return planned_alone(request, traced, specs, released_bytes=released)
 
 
+def _in_parts(planned: Planned, traced: TracedStep) -> TracedStep:
+    """The trace of another replica, split as that of the first."""
+    split = planned.split and planned.split.of(traced)
+    return same_graph(split, planned.innermost.traced) if split else traced
+
+
 def added(clocks: Iterable[dict[str, float]]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for clock in clocks:
@@ -211,10 +218,11 @@ def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable
     """
     run = planned.run
     if not isinstance(run, SlicedRun):
-        return [Replayed(each, planned.plan) for each in traced]
+        return [Replayed(_in_parts(planned, each), planned.plan) for each in traced]
 
     def there(piece: Planned, traced: TracedStep) -> Planned:
-        return replace(piece, run=Replayed(same_graph(traced, piece.traced), piece.plan))
+        same = _in_parts(piece, same_graph(traced, piece.traced))
+        return replace(piece, run=Replayed(same, piece.plan))
 
     return [
         replace(

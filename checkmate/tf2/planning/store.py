@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from checkmate.tf2.ops.rule import Shares
 from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask, unchanged
+from checkmate.tf2.rewrites.split import KINDS, Split
 from checkmate.tf2.rewrites.step import Applied
 from checkmate.units import format_bytes
 from checkmate.version import __version__
@@ -109,12 +110,15 @@ log = logging.getLogger("checkmate")
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """The contents of a planned step's file: the graph with the costs that the plan was made with;
+    """The contents of a planned step's file: the trace of the step that the plan runs, with its
+    largest ops split as the file says; its graph with the costs that the plan was made with;
     no plan where the step runs unchanged; the predicted peaks of the step, no less than the judge's
     count, and of the plain step; and the proof of the solver (`NO_PROOF`), for budgets up to
     `budget_bytes`."""
 
     path: Path
+    traced: TracedStep
+    split: Split | None
     graph: DFGraph
     plan: Plan | None
     budget_bytes: int
@@ -184,6 +188,8 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
     version, graph, shapes or kind of device, and `PlanError` where its steps are not legal for the
     graph."""
     data = read_plan(path)
+    if (split := _split_of(path, data)) is not None:
+        traced = split.of(traced) or traced
     _refuse_another_step(path, data, traced)
     plan = load_plan(path, graph=traced.graph)
     if "costs" not in data:
@@ -207,7 +213,19 @@ def load(path: str | os.PathLike, traced: TracedStep) -> StoredPlan:
         most = f"at most {timeline.cost:g}, the cost of the plan,"
         raise refusal(path, f"bound is {proof['bound']:g}", most)
     own_plan = None if field(data, "unchanged", FLAG, path) else plan
-    return StoredPlan(path, graph, own_plan, **sizes, proof=proof)
+    return StoredPlan(path, traced, split, graph, own_plan, **sizes, proof=proof)
+
+
+def _split_of(path: str | os.PathLike, data: dict[str, Any]) -> Split | None:
+    found = data.get("split")
+    if found is None:
+        return None
+    where = f"{path}: split"
+    above = int(field(found, "above_bytes", BYTES, where))
+    kinds = tuple(str(kind) for kind in field(found, "kinds", LIST, where))
+    if unknown := set(kinds) - set(KINDS):
+        raise refusal(where, f"kinds has {min(unknown)!r}", f"some of {', '.join(KINDS)}")
+    return Split(above, kinds, field(found, "sums", FLAG, where))
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:
@@ -385,7 +403,8 @@ def slices_of(path: str | os.PathLike) -> StoredSlices | None:
 def stored_plan(task: PlanTask) -> Planned | None:
     """The step under the plan of its file; None without one. Like any plan it is confirmed by the
     first real steps. Raises `PlanFileError` where a named file does not fit step or budget."""
-    request, traced, other = task.request, task.traced, task.other_bytes
+    request, whole, other = task.request, task.traced, task.other_bytes
+    traced = whole
     if not request.options.plan:
         return None
     path = path_of(request, traced)
@@ -403,6 +422,8 @@ def stored_plan(task: PlanTask) -> Planned | None:
         log.info("No plan was found for %r: %s", traced.graph.name, error)
         return None
     task = task.within(budget)
+    if stored.split:
+        task, traced = task.of_parts(stored.traced), stored.traced
     task.fetch_region()
     with task.clock.phase("building"):
         buffers = make_output_buffers(traced) if request.has_output_buffers else None
@@ -418,7 +439,8 @@ def stored_plan(task: PlanTask) -> Planned | None:
     )
     plan = stored.plan or traced.plain_plan()
     found = Planned(traced, stored.graph, plan, report.result, run, report, stored.rise_bytes)
-    return found.reporting(notes=(*report.notes, f"The plan is from {stored.path}."))
+    found = found.reporting(notes=(*report.notes, f"The plan is from {stored.path}."))
+    return found if stored.split is None else found.of_split(whole, stored.split)
 
 
 def keep(path: Path, planned: Planned) -> None:
@@ -430,7 +452,8 @@ def keep(path: Path, planned: Planned) -> None:
 def save(path: str | os.PathLike, planned: Planned) -> None:
     """Writes a planned step as a file, which counts the bytes of the step alone."""
     micro, record = planned.report.micro_batches, planned.record
-    planned = planned.part or planned
+    split = (planned.part if planned.in_slices and planned.part else planned).split
+    planned = planned.innermost
     report = planned.report
     other = report.memory.other_bytes
     write(
@@ -445,6 +468,7 @@ def save(path: str | os.PathLike, planned: Planned) -> None:
             "plain_bytes": report.plain_peak_bytes - other,
             "rise_bytes": planned.rise_bytes,
             **(record_of(record, micro.plain_bytes) if micro else {}),
+            **({"split": asdict(split)} if split else {}),
             **(_proof(planned.result) if planned.result else {}),
         },
     )

@@ -6,9 +6,12 @@ tile for the backward pass or computes them again, as it pays.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Draw, Node
@@ -26,14 +29,16 @@ SHARE_IN_PLACE = 1 / 8
 part into its memory."""
 
 
-def tiled(traced: TracedStep, most_bytes: int, *, sums: bool = False) -> TracedStep | None:
+def tiled(
+    traced: TracedStep, function: Function, most_bytes: int, *, sums: bool = False
+) -> TracedStep | None:
     """The step with ops that read and make more than `most_bytes` in tiles, as far as rules tell
     how; None where they do of none.
 
     Args:
+      function: What is known of the values of `traced.flat`.
       sums: Whether values may be added up over tiles, which gives other last bits.
     """
-    function = Function(traced.flat.graph, traced.function.graph)
     regions = regions_of(traced, function, most_bytes, sums=sums)
     if not regions:
         return None
@@ -53,9 +58,10 @@ class TiledCopy(GraphCopy):
         self._traced, self._most_bytes = traced, most_bytes
         self._region = {operation: region for region in regions for operation in region.nodes}
         self._place = {operation: k for k, operation in enumerate(traced.order)}
+        self._constants: dict[Any, str] = {}
+        new = partial(_Tile, self, traced.flat, function.value)
         self._tiles = {
-            region: [_Tile(self, traced.flat, function.value, region.tiles, k) for k in range(region.tiles)]
-            for region in regions
+            region: [new(region.tiles, k) for k in range(region.tiles)] for region in regions
         }
 
     def write(self) -> list[str]:
@@ -79,6 +85,9 @@ class TiledCopy(GraphCopy):
                 self._copy_once(operation)
         return self.names[tensor.ref()]
 
+    def is_split(self, operation: tf.Operation) -> bool:
+        return operation in self._region
+
     def after(self, operation: tf.Operation) -> Sequence[str]:
         """The names of the copies of an op that others wait for."""
         if operation in self._region:
@@ -92,6 +101,18 @@ class TiledCopy(GraphCopy):
     def before(self, operation: tf.Operation) -> list[str]:
         return [name for each in operation.control_inputs for name in self.after(each)]
 
+    def constant(
+        self, known: np.ndarray, axis: int, firsts: Sequence[int], width: int, dtype: tf.DType
+    ) -> str:
+        """The name of parts of a constant, joined. TensorFlow would compute each part before the
+        step and keep them all; tiles often have the same, such as the mask of each head."""
+        parts = [known.take(range(first, first + width), axis) for first in firsts]
+        value = np.concatenate(parts, axis)
+        key = (value.shape, dtype, hashlib.sha256(value.tobytes()).digest())
+        if key not in self._constants:
+            self._constants[key] = self.writer.constant(value, dtype)
+        return self._constants[key]
+
     def _copy_once(self, operation: tf.Operation) -> None:
         if operation not in self.copies:
             self.copy(operation, [self.whole(tensor) for tensor in operation.inputs])
@@ -103,10 +124,8 @@ class TiledCopy(GraphCopy):
         if tiles[0].copies_of(operation):
             return
         wanted = self._ancestors(operation)
-        for each in wanted:
-            for use in region.nodes[each].inputs:
-                if use.node is None:
-                    self.whole(use.tensor)
+        for each in sorted(wanted, key=self._place.__getitem__):
+            self._prepare(region.nodes[each])
         forward = operation.name in self._traced.forward
         for each in sorted(region.nodes, key=self._place.__getitem__):
             same = (each.name in self._traced.forward) == forward
@@ -115,6 +134,15 @@ class TiledCopy(GraphCopy):
         nodes = [region.nodes[o] for o in sorted(wanted, key=self._place.__getitem__)]
         for tile in tiles:
             tile.write([node for node in nodes if not tile.copies_of(node.operation)], ())
+
+    def _prepare(self, node: Node) -> None:
+        """Writes what a copy reads, or waits for, that is the same for all tiles."""
+        for use in node.inputs:
+            if use.node is None:
+                self.whole(use.tensor)
+        for before in node.operation.control_inputs:
+            if before not in self._region:
+                self.after(before)
 
     def _ancestors(self, operation: tf.Operation) -> set[tf.Operation]:
         """The ops of its region that an op's copies read, and itself, as far as not written."""
@@ -130,7 +158,8 @@ class TiledCopy(GraphCopy):
 
     def _is_ready(self, node: Node, wanted: set[tf.Operation]) -> bool:
         written = self._tiles[self._region[node.operation]][0].copies_of
-        return all(
+        before = [o for o in node.operation.control_inputs if o not in self._region]
+        return all(is_argument(o) or o in self.copies for o in before) and all(
             use.node.operation in wanted or bool(written(use.node.operation))
             if use.node
             else use.tensor.ref() in self.names
@@ -191,7 +220,11 @@ class _Tile(SliceWriter):
         return f"{operation.name}_tile{self._k}"
 
     def _after(self, operation: tf.Operation) -> Sequence[str]:
-        return self.copies_of(operation) or self._copy_of_step.after(operation)
+        # What is pure is waited for by those that read it.
+        own = self.copies_of(operation)
+        return (
+            own if self._copy_of_step.is_split(operation) else self._copy_of_step.after(operation)
+        )
 
     def _whole(self, tensor: tf.Tensor) -> str:
         return self._copy_of_step.whole(tensor)
@@ -203,14 +236,14 @@ class _Tile(SliceWriter):
         return self._cut[key]
 
     def _cut_out(self, tensor: tf.Tensor, relation: Relation) -> str:
-        writer, whole, name = self.writer, self._whole(tensor), f"{tensor.op.name}_tile{self._k}"
-        shape, axis = tensor.shape.as_list(), relation.axis
-        block = shape[axis] // relation.blocks
+        writer, name, axis = self.writer, f"{tensor.op.name}_tile{self._k}", relation.axis
+        block = tensor.shape[axis] // relation.blocks
         width = block // self._examples
-        parts = [
-            writer.cut(whole, tensor, axis, k * block + self._k * width, width, name=name)
-            for k in range(relation.blocks)
-        ]
+        firsts = [k * block + self._k * width for k in range(relation.blocks)]
+        if (known := self._known(tensor)) is not None:
+            return self._copy_of_step.constant(known, axis, firsts, width, tensor.dtype)
+        whole = self._whole(tensor)
+        parts = [writer.cut(whole, tensor, axis, first, width, name=name) for first in firsts]
         return writer.concat(parts, axis, tensor.dtype, name=name) if parts[1:] else parts[0]
 
     def _first(self, places: int, dtype: tf.DType) -> str:

@@ -1,0 +1,70 @@
+"""Split: how a step runs whose largest ops run in parts, within one function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from checkmate.tf2.axes.regions import largest_need
+from checkmate.tf2.graph.known_functions import Function
+from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.rewrites.tiles import tiled
+
+KINDS = ("tiles",)
+"""The ways to split an op: along an axis of its values."""
+
+MOST_TRIES = 4
+"""How often the bytes of an op are halved, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What is split: ops that need more than `above_bytes` without variables and arguments, in
+    these `KINDS` of ways, and with `sums` also where parts of sums are added up in another order.
+
+    Examples:
+      >>> traced = checkmate.tf2.trace(train_step, images, labels)
+      >>> parts = Split(above_bytes=2**20).of(traced)
+    """
+
+    above_bytes: int
+    kinds: tuple[str, ...] = KINDS
+    sums: bool = False
+
+    def of(self, traced: TracedStep) -> TracedStep | None:
+        """The trace of the step in parts; None where nothing is split."""
+        return Splits(traced, self).at(self)
+
+
+@dataclass(slots=True, eq=False)
+class Splits:
+    """The splits of a step, of those kinds that are `allowed`."""
+
+    traced: TracedStep
+    allowed: Split
+    _function: Function | None = field(default=None)
+
+    @property
+    def function(self) -> Function:
+        if self._function is None:
+            self._function = Function(self.traced.flat.graph, self.traced.function.graph)
+        return self._function
+
+    def at(self, split: Split) -> TracedStep | None:
+        traced = None
+        if "tiles" in split.kinds:
+            traced = tiled(self.traced, self.function, split.above_bytes, sums=split.sums)
+        return traced
+
+    def within(self, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
+        """Yields splits in ever smaller parts, so that some ops together fit in `room_bytes`, as
+        long as parts get smaller."""
+        most = min(largest_need(self.function), room_bytes) // 2
+        ops = len(self.traced.graph)
+        for _ in range(MOST_TRIES):
+            split = replace(self.allowed, above_bytes=most)
+            found = self.at(split)
+            if found is not None and len(found.graph) > ops:
+                yield split, found
+                ops = len(found.graph)
+            most //= 2
