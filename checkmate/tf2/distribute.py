@@ -146,9 +146,8 @@ class ReplicatedFunction(PlannedFunction):
         if self._steps:
             main = self.steps[0].planned
             same = fingerprint(first.graph) == fingerprint(main.traced.graph)
-            if (
-                same and not main.in_slices
-            ):  # slices are functions of the call that they are made of
+            # Slices are functions of the call that they are made of.
+            if same and not main.in_slices:
                 return main
         options = self._options_of_a_part(first, specs)
 
