@@ -9,7 +9,7 @@ what leaves it is put together, or added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -50,25 +50,29 @@ class Region:
 
 def largest_need(function: Function) -> int:
     """The most bytes that an op reads and makes, without variables and arguments."""
-    step = _Step(function, 0, set())
+    step = _Step(function, 0, None, set())
     kernels = (o for o in function.order if role_of(o) is Role.KERNEL)
     return max(map(step.needs, kernels), default=0)
 
 
+Exact = Callable[[Node, int], bool]
+
+
 def regions_of(
-    traced: TracedStep, function: Function, most_bytes: int, *, sums: bool = False
+    traced: TracedStep, function: Function, most_bytes: int, exact: Exact | None
 ) -> list[Region]:
     """The regions in which ops that need more than `most_bytes` run in tiles.
 
     Args:
       function: What is known of the values of `traced.flat`.
       most_bytes: The bytes that an op may read and make, without variables and arguments.
-      sums: Whether values may be added up over tiles, which gives other last bits.
+      exact: Tells of an op's copies, in so many tiles, whether they make the bits of the whole;
+        None where values may also be added up over tiles, which gives other last bits.
     """
-    step = _Step.of(traced, function, most_bytes)
+    step = _Step.of(traced, function, most_bytes, exact)
     regions: list[Region] = []
     for operation in step.too_large:
-        if operation not in step.taken and (region := step.best(operation, sums=sums)):
+        if operation not in step.taken and (region := step.best(operation)):
             step.taken.update(region.nodes)
             regions.append(region)
     return regions
@@ -80,6 +84,7 @@ class _Step:
 
     function: Function
     most_bytes: int
+    exact: Exact | None
     results: set[object]
     too_large: list[tf.Operation] = field(default_factory=list)
     large: dict[object, tf.Tensor] = field(default_factory=dict)
@@ -88,8 +93,10 @@ class _Step:
     _labels: dict[int, Labels] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, traced: TracedStep, function: Function, most_bytes: int) -> _Step:
-        found = cls(function, most_bytes, {tensor.ref() for tensor in traced.flat.outputs})
+    def of(
+        cls, traced: TracedStep, function: Function, most_bytes: int, exact: Exact | None
+    ) -> _Step:
+        found = cls(function, most_bytes, exact, {tensor.ref() for tensor in traced.flat.outputs})
         needs = {o: found.needs(o) for o in function.order if role_of(o) is Role.KERNEL}
         too_large = [o for o, needed in needs.items() if needed > most_bytes]
         for operation in too_large:
@@ -146,31 +153,60 @@ class _Step:
             self._labels[tiles] = labels
         return self._labels[tiles]
 
-    def best(self, operation: tf.Operation, *, sums: bool) -> Region | None:
-        """The region around an op that saves most."""
+    def best(self, operation: tf.Operation) -> Region | None:
+        """The region around an op in which ops need least; None where they need as much as before.
+
+        Whether copies are exact takes long to find out: that is asked of regions in the order of
+        what they would save.
+        """
         tensors = {t.ref(): t for t in (*operation.outputs, *operation.inputs)}.values()
         largest = max(tensors, key=self.size)
-        needed, saved, best = self.needs(operation), 0.0, None
-        for axis, length in enumerate(largest.shape.as_list()):
-            wanted = math.ceil(needed / self.most_bytes)
-            for tiles in _divisors(length or 1, wanted):
-                spread = _Spread(self.labels(tiles), self.candidates - self.taken, sums)
-                region = spread.run(largest, batched(axis))
-                found = self._saved(region)
-                if operation in region.nodes and found > saved:
-                    saved, best = found, region
+        wanted = math.ceil(self.needs(operation) / self.most_bytes)
+        lengths = enumerate(largest.shape.as_list())
+        cuts = [(axis, n) for axis, length in lengths for n in _divisors(length or 1, wanted)]
+        hoped = {cut: self._needed(self._spread(largest, *cut, None), operation) for cut in cuts}
+        best, least = None, (float(self.needs(operation)), 0.0)
+        for cut in sorted(cuts, key=hoped.__getitem__):
+            if hoped[cut] >= least:
+                break
+            region = self._spread(largest, *cut, self.exact)
+            if (needed := self._needed(region, operation)) < least:
+                best, least = region, needed
         return best
 
-    def _saved(self, region: Region) -> float:
-        """Bytes of large values that are never in memory as a whole."""
-        total = 0.0
+    def _spread(self, tensor: tf.Tensor, axis: int, tiles: int, exact: Exact | None) -> Region:
+        candidates = self.candidates - self.taken
+        spread = _Spread(self.labels(tiles), candidates, exact, sums=self.exact is None)
+        return spread.run(tensor, batched(axis))
+
+    def _needed(self, region: Region, operation: tf.Operation) -> tuple[float, float]:
+        """The most bytes that an op of a region, or one beside it, needs then, and how many fewer
+        bytes there are of large values as a whole."""
+        if operation not in region.nodes:
+            return math.inf, 0.0
+        inside = {tensor.ref(): tensor for tensor in self._inside(region)}
+        most = 0.0
+        for each in self._at(region):
+            tensors = {tensor.ref(): tensor for tensor in (*each.inputs, *each.outputs)}
+            parts = sum(self.size(tensors[ref]) for ref in tensors.keys() & inside.keys())
+            most = max(most, self.needs(each) - parts * (1 - 1 / region.tiles))
+        return most, -sum(map(self.size, inside.values())) * (1 - 1 / region.tiles)
+
+    def _at(self, region: Region) -> set[tf.Operation]:
+        """The ops of a region, and those that read or make its large values as a whole."""
+        tensors = {t.ref(): t for o in region.nodes for t in (*o.inputs, *o.outputs)}
+        large = [tensor for ref, tensor in tensors.items() if ref in self.large]
+        beside = {o for tensor in large for o in (tensor.op, *tensor.consumers())}
+        return beside & self.candidates - self.taken | region.nodes.keys()
+
+    def _inside(self, region: Region) -> Iterator[tf.Tensor]:
+        """Yields large values that are never in memory as a whole."""
         for operation, node in region.nodes.items():
             for tensor, relation in zip(operation.outputs, node.answer.outputs, strict=False):
                 is_part = relation.kind is Kind.BATCHED and tensor.ref() not in self.results
                 readers = tensor.consumers() if is_part and tensor.ref() in self.large else []
                 if readers and all(_reads_part(region, o, tensor) for o in readers):
-                    total += self.size(tensor) * (1 - 1 / region.tiles)
-        return total
+                    yield tensor
 
 
 def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bool:
@@ -181,10 +217,12 @@ def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> b
 
 
 def _divisors(length: int, least: int) -> Iterator[int]:
-    """Yields the smallest divisor that is not below `least`, or else the largest one."""
+    """Yields the smallest divisor that is not below `least`, if there is one, and the next smaller
+    one: tiles of more than one entry may be exact where others are not."""
     found = [n for n in range(2, min(length, MOST_TILES) + 1) if length % n == 0]
     enough = [n for n in found if n >= least]
-    yield from enough[:1] or found[-1:]
+    yield from enough[:1]
+    yield from [n for n in found if n < least][-1:]
 
 
 @dataclass(slots=True, eq=False)
@@ -193,6 +231,7 @@ class _Spread:
 
     labels: Labels
     candidates: Collection[tf.Operation]
+    exact: Exact | None
     sums: bool
     relations: dict[object, Relation] = field(default_factory=dict)
     answers: dict[tf.Operation, Answer] = field(default_factory=dict)
@@ -273,7 +312,9 @@ class _Spread:
                 draw = self.labels.draw(operation, answer.outputs[0])
                 if draw is None or draw.counter is None:
                     continue
-            nodes[operation] = Node(operation, tuple(uses), answer, draw)
+            node = Node(operation, tuple(uses), answer, draw)
+            if self.exact is None or self.exact(node, self.labels.examples):
+                nodes[operation] = node
         return nodes
 
 

@@ -248,7 +248,13 @@ class GraphWriter:
 
     def constant(self, value: Any, dtype: tf.DType) -> str:
         node = self._node("shape", "Const", [], dtype=dtype)
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        if dtype == tf.bool and np.size(value) > 1:  # TensorFlow writes them one by one
+            proto = tf.compat.v1.AttrValue().tensor
+            proto.dtype, proto.tensor_content = dtype.as_datatype_enum, np.asarray(value).tobytes()
+            proto.tensor_shape.CopyFrom(tf.TensorShape(np.shape(value)).as_proto())
+        else:
+            proto = tf.make_tensor_proto(value, dtype)
+        node.attr["value"].tensor.CopyFrom(proto)
         return f"{node.name}:0"
 
     def require_below(self, value: str, limit: int, like: tf.Tensor, message: str) -> str:

@@ -20,6 +20,19 @@ def batch_product(operation: tf.Operation) -> float:
     return 2.0 * _elements(operation.outputs[0]) * inner
 
 
+def einsum(operation: tf.Operation) -> float:
+    """The product of the lengths of all labels; axes of an ellipsis are those of the output."""
+    left, _, right = operation.get_attr("equation").decode().replace(" ", "").partition("->")
+    lengths: dict[str, int] = {}
+    for text, tensor in zip(left.split(","), operation.inputs, strict=True):
+        before, _, after = text.partition("...")
+        shape = _shape(tensor)
+        lengths |= dict(zip(before, shape, strict=False))
+        lengths |= dict(zip(reversed(after), reversed(shape), strict=False))
+    contracted = math.prod(lengths[each] for each in lengths.keys() - set(right))
+    return 2.0 * _elements(operation.outputs[0]) * contracted
+
+
 def convolution(operation: tf.Operation, outer: int = 1) -> float:
     """`outer` of the filter's last dimensions belong to the output."""
     return 2.0 * _elements(operation.outputs[0]) * math.prod(_shape(operation.inputs[1])[:-outer])

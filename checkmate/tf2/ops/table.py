@@ -280,7 +280,7 @@ row(
     flops=partial(flops.filter_gradient, outer=2),
 )
 row("BiasAddGrad", fusion=Fusion.BIAS_GRADIENT, axes=elements.bias_add_grad)
-row("Einsum", axes=products.einsum)
+row("Einsum", flops=flops.einsum, axes=products.einsum)
 
 # Reductions, poolings and normalization.
 row(

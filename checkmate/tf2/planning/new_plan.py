@@ -148,7 +148,7 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
             best = tried[-1] if better or not best.found else best
             if best.found and (not better or best.cost <= (1 + TUNING.split_worth) * plain_s):
                 break
-    if whole not in tried and best.cost > (1 + TUNING.split_worth) * plain_s:
+    if not tried or (whole not in tried and best.cost > (1 + TUNING.whole_worth) * plain_s):
         best.search.pause()
         best = min(best, _run(whole), key=lambda each: each.cost)
     return best

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from checkmate.tf2.axes.regions import largest_need
+from checkmate.tf2.axes.regions import Region, largest_need, regions_of
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep
+from checkmate.tf2.rewrites.exact import same_bits
 from checkmate.tf2.rewrites.tiles import tiled
 
 KINDS = ("tiles",)
@@ -43,6 +45,7 @@ class Splits:
     traced: TracedStep
     allowed: Split
     _function: Function | None = field(default=None)
+    _tiled: tuple[list[Region], TracedStep] | None = field(default=None)
 
     @property
     def function(self) -> Function:
@@ -53,18 +56,32 @@ class Splits:
     def at(self, split: Split) -> TracedStep | None:
         traced = None
         if "tiles" in split.kinds:
-            traced = tiled(self.traced, self.function, split.above_bytes, sums=split.sums)
+            traced = self._in_tiles(split)
         return traced
+
+    def _in_tiles(self, split: Split) -> TracedStep | None:
+        most, before = split.above_bytes, self._tiled
+        exact = None if split.sums else partial(same_bits, self.function)
+        regions = regions_of(self.traced, self.function, most, exact)
+        if before is None or not _are_same(regions, before[0]):
+            made = tiled(self.traced, self.function, regions, most) if regions else self.traced
+            self._tiled = before = regions, made
+        return before[1] if regions else None
 
     def within(self, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
         """Yields splits in ever smaller parts, so that some ops together fit in `room_bytes`, as
         long as parts get smaller."""
-        most = min(largest_need(self.function), room_bytes) // 2
-        ops = len(self.traced.graph)
+        most, last = min(largest_need(self.function), room_bytes) // 2, self.traced
         for _ in range(MOST_TRIES):
             split = replace(self.allowed, above_bytes=most)
             found = self.at(split)
-            if found is not None and len(found.graph) > ops:
+            if found is not None and found is not last:
                 yield split, found
-                ops = len(found.graph)
+                last = found
             most //= 2
+
+
+def _are_same(regions: list[Region], others: list[Region]) -> bool:
+    return [(each.tiles, each.nodes.keys()) for each in regions] == [
+        (each.tiles, each.nodes.keys()) for each in others
+    ]

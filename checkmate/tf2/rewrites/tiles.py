@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Draw, Node
-from checkmate.tf2.axes.regions import Region, regions_of
-from checkmate.tf2.graph.graph_writer import ADD, RESHAPE, GraphCopy
+from checkmate.tf2.axes.regions import Region
+from checkmate.tf2.graph.graph_writer import ADD, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import is_argument
 from checkmate.tf2.graph.sizes import known_bytes
@@ -30,18 +30,14 @@ part into its memory."""
 
 
 def tiled(
-    traced: TracedStep, function: Function, most_bytes: int, *, sums: bool = False
-) -> TracedStep | None:
-    """The step with ops that read and make more than `most_bytes` in tiles, as far as rules tell
-    how; None where they do of none.
+    traced: TracedStep, function: Function, regions: Sequence[Region], most_bytes: int
+) -> TracedStep:
+    """The step with the ops of regions in tiles.
 
     Args:
       function: What is known of the values of `traced.flat`.
-      sums: Whether values may be added up over tiles, which gives other last bits.
+      most_bytes: A value of about this size is put together in memory of its own.
     """
-    regions = regions_of(traced, function, most_bytes, sums=sums)
-    if not regions:
-        return None
     copy = TiledCopy(traced, function, regions, most_bytes)
     flat = copy.writer.function_like(traced.flat, copy.write())
     return rewritten(traced, flat, copy.origins())
@@ -58,8 +54,8 @@ class TiledCopy(GraphCopy):
         self._traced, self._most_bytes = traced, most_bytes
         self._region = {operation: region for region in regions for operation in region.nodes}
         self._place = {operation: k for k, operation in enumerate(traced.order)}
-        self._constants: dict[Any, str] = {}
-        new = partial(_Tile, self, traced.flat, function.value)
+        constants = Constants(self.writer)
+        new = partial(Tile, self, traced.flat, function.value, constants)
         self._tiles = {
             region: [new(region.tiles, k) for k in range(region.tiles)] for region in regions
         }
@@ -100,18 +96,6 @@ class TiledCopy(GraphCopy):
 
     def before(self, operation: tf.Operation) -> list[str]:
         return [name for each in operation.control_inputs for name in self.after(each)]
-
-    def constant(
-        self, known: np.ndarray, axis: int, firsts: Sequence[int], width: int, dtype: tf.DType
-    ) -> str:
-        """The name of parts of a constant, joined. TensorFlow would compute each part before the
-        step and keep them all; tiles often have the same, such as the mask of each head."""
-        parts = [known.take(range(first, first + width), axis) for first in firsts]
-        value = np.concatenate(parts, axis)
-        key = (value.shape, dtype, hashlib.sha256(value.tobytes()).digest())
-        if key not in self._constants:
-            self._constants[key] = self.writer.constant(value, dtype)
-        return self._constants[key]
 
     def _copy_once(self, operation: tf.Operation) -> None:
         if operation not in self.copies:
@@ -167,47 +151,88 @@ class TiledCopy(GraphCopy):
         )
 
     def _joined(self, tensor: tf.Tensor) -> str:
-        operation, writer = tensor.op, self.writer
+        operation = tensor.op
         self._run(operation)
         region = self._region[operation]
-        relation = region.nodes[operation].answer.outputs[tensor.value_index]
         node = region.nodes[operation]
         parts = [tile.made(node, tensor) for tile in self._tiles[region]]
-        name = f"{operation.name}/joined"
-        if relation.kind is Kind.SUMMED:
-            total = parts[0]
-            for part in parts[1:]:
-                total = writer.add(ADD, [total, part], tensor.dtype, name=name)
-            return total
-        if relation.kind is not Kind.BATCHED:
-            return parts[0]
-        if relation.blocks > 1:
-            return self._in_blocks(tensor, relation, parts)
-        if known_bytes([tensor]) < SHARE_IN_PLACE * self._most_bytes:
-            return writer.concat(parts, relation.axis, tensor.dtype, name=name)
-        value, shape = writer.zeros(tensor, name=name), tensor.shape.as_list()
-        width = shape[relation.axis] // region.tiles
-        for k, part in enumerate(parts):
-            value = writer.update(value, part, tensor, relation.axis, k * width, width, name)
-        return value
+        relation = node.answer.outputs[tensor.value_index]
+        in_place = known_bytes([tensor]) >= SHARE_IN_PLACE * self._most_bytes
+        return joined(self.writer, tensor, relation, parts, in_place=in_place)
 
-    def _in_blocks(self, tensor: tf.Tensor, relation: Relation, parts: list[str]) -> str:
-        """Parts joined that are of each of the blocks of an axis, which is two axes meanwhile."""
-        writer, dtype, name = self.writer, tensor.dtype, f"{tensor.op.name}/joined"
-        shape, axis, blocks = tensor.shape.as_list(), relation.axis, relation.blocks
-        width = shape[axis] // blocks // len(parts)
+
+def joined(
+    writer: GraphWriter,
+    tensor: tf.Tensor,
+    relation: Relation,
+    parts: Sequence[str],
+    *,
+    in_place: bool = False,
+) -> str:
+    """Writes the whole of a value that tiles have made in parts; with `in_place` each into the
+    memory of the whole, so that they need not be in memory together."""
+    dtype, name = tensor.dtype, f"{tensor.op.name}/joined"
+    if relation.kind is Kind.SUMMED:
+        return reduce(lambda sum_, part: writer.add(ADD, [sum_, part], dtype, name=name), parts)
+    if relation.kind is not Kind.BATCHED:
+        return parts[0]
+    shape, axis, blocks = tensor.shape.as_list(), relation.axis, relation.blocks
+    width = shape[axis] // blocks // len(parts)
+    if blocks > 1:  # an axis that is two meanwhile
         split = writer.constant([*shape[:axis], blocks, width, *shape[axis + 1 :]], tf.int32)
-        split_parts = [writer.add(RESHAPE, [part, split], dtype, name=name) for part in parts]
-        joined = writer.concat(split_parts, axis + 1, dtype, name=name)
-        return writer.add(RESHAPE, [joined, writer.constant(shape, tf.int32)], dtype, name=name)
+        parts = [writer.add(RESHAPE, [part, split], dtype, name=name) for part in parts]
+        whole = writer.concat(parts, axis + 1, dtype, name=name)
+        return writer.add(RESHAPE, [whole, writer.constant(shape, tf.int32)], dtype, name=name)
+    if not in_place:
+        return writer.concat(parts, axis, dtype, name=name)
+    whole = writer.zeros(tensor, name=name)
+    for k, part in enumerate(parts):
+        whole = writer.update(whole, part, tensor, axis, k * width, width, name)
+    return whole
 
 
-class _Tile(SliceWriter):
-    """Writes the copies of tile `k`."""
+class Constants:
+    """Parts of constants, written once each. TensorFlow would compute them before the step and keep
+    them all; tiles often have the same, such as the mask of each head."""
 
-    def __init__(self, copy: TiledCopy, graph: Any, known: Any, tiles: int, k: int):
+    def __init__(self, writer: GraphWriter):
+        self._writer = writer
+        self._names: dict[Any, str] = {}
+
+    def parts(
+        self, known: np.ndarray, axis: int, firsts: Sequence[int], width: int, dtype: tf.DType
+    ) -> str:
+        """The name of parts of a constant along an axis, joined."""
+        before = (slice(None),) * axis
+        parts = [known[(*before, slice(first, first + width))] for first in firsts]
+        value = np.concatenate(parts, axis)
+        key = (value.shape, dtype, hashlib.sha256(value.tobytes()).digest())
+        if key not in self._names:
+            self._names[key] = self._writer.constant(value, dtype)
+        return self._names[key]
+
+
+class Around(Protocol):
+    """The writer of what is around tiles."""
+
+    writer: GraphWriter
+
+    def whole(self, tensor: tf.Tensor) -> str: ...
+
+    def after(self, operation: tf.Operation) -> Sequence[str]: ...
+
+    def is_split(self, operation: tf.Operation) -> bool: ...
+
+
+class Tile(SliceWriter):
+    """Writes the copies of tile `k` of `tiles`."""
+
+    def __init__(
+        self, around: Around, graph: Any, known: Any, constants: Constants, tiles: int, k: int
+    ):
         super().__init__(graph, known, (tiles, 1, 1))
-        self.writer, self._copy_of_step, self._k = copy.writer, copy, k
+        self.writer, self._around, self._k = around.writer, around, k
+        self._parts_of = constants
         self._cut: dict[tuple[Any, Relation], str] = {}
 
     def copies_of(self, operation: tf.Operation) -> list[str]:
@@ -222,12 +247,10 @@ class _Tile(SliceWriter):
     def _after(self, operation: tf.Operation) -> Sequence[str]:
         # What is pure is waited for by those that read it.
         own = self.copies_of(operation)
-        return (
-            own if self._copy_of_step.is_split(operation) else self._copy_of_step.after(operation)
-        )
+        return own if self._around.is_split(operation) else self._around.after(operation)
 
     def _whole(self, tensor: tf.Tensor) -> str:
-        return self._copy_of_step.whole(tensor)
+        return self._around.whole(tensor)
 
     def _part(self, tensor: tf.Tensor, relation: Relation) -> str:
         key = (tensor.ref(), relation)
@@ -241,7 +264,7 @@ class _Tile(SliceWriter):
         width = block // self._examples
         firsts = [k * block + self._k * width for k in range(relation.blocks)]
         if (known := self._known(tensor)) is not None:
-            return self._copy_of_step.constant(known, axis, firsts, width, tensor.dtype)
+            return self._parts_of.parts(known, axis, firsts, width, tensor.dtype)
         whole = self._whole(tensor)
         parts = [writer.cut(whole, tensor, axis, first, width, name=name) for first in firsts]
         return writer.concat(parts, axis, tensor.dtype, name=name) if parts[1:] else parts[0]
