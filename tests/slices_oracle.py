@@ -104,14 +104,27 @@ def _restore(traced: TracedStep, values: list[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def in_halves(graph: Any, relations: list[Relation]) -> tuple[SliceBody, Any] | None:
-    """A function as it is for half of each value that is BATCHED, of the number of the half and the
-    arguments, with the relations of its arguments and results; None if it needs the whole."""
-    body = Labels(Function(graph, graph), 2, {}).inside(Function(graph, graph), relations, None)
+def in_parts(
+    graph: Any, relations: list[Relation], count: int = 2, asked: list[Relation] | None = None
+) -> tuple[SliceBody, Any] | None:
+    """A function as it is for each of `count` equal parts of each value that is BATCHED, of the
+    number of the part and the arguments, with the relations of its arguments and results, which may
+    be `asked`; None if it needs the whole."""
+    body = Labels(Function(graph, graph), count, {}).inside(
+        Function(graph, graph), relations, asked
+    )
     if body is None:
         return None
-    (function,), reads_first = functions_of([body], (2, 1, 1))
+    (function,), reads_first = functions_of([body], (count, 1, 1))
     return body, lambda k, *given: function(*given, *[tf.constant(k)] * reads_first)
+
+
+def cut(relation: Relation, value: Any, count: int) -> list[Any]:
+    """The values of the parts of one that is BATCHED or SAME."""
+    if relation.kind is not Kind.BATCHED:
+        return [value] * count
+    pieces = np.split(value, count * relation.blocks, relation.axis)
+    return [np.concatenate(pieces[part::count], relation.axis) for part in range(count)]
 
 
 def combined(relation: Relation, parts: list[Any]) -> Any:

@@ -9,6 +9,8 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+_Attribute = tf.compat.v1.AttrValue
+
 DTYPES = (tf.float32, tf.complex64, tf.int32, tf.bool)
 SHAPES = ((4, 6, 6, 2), (4, 6, 2), (4, 2, 4, 4, 2), (4, 6))
 """Even numbers, so that each axis can be cut in two."""
@@ -329,6 +331,132 @@ def of_more_matrices():
             "DrawBoundingBoxesV2", [(4, 6, 6, 3), (4, 2, 4)], [[1.0] * 3]
         ),
     }
+
+
+def further():
+    """What an op does -> (op type, an example): those whose axes hang on their attributes and
+    shapes."""
+    image, kernel, each = (4, 6, 6, 6), (2, 2, 6, 12), ON_IMAGES
+    wide = (4, 6, 6, 12)
+    layout = {"data_format": "NCHW"}
+    pooled = {"ksize": [1, 1, 1, 2], "strides": [1, 1, 1, 2], "padding": "VALID"}
+    return {
+        "bias of channels in front": ("BiasAdd", of_type("BiasAdd", [image, (6,)], **layout)),
+        "its gradient": ("BiasAddGrad", of_type("BiasAddGrad", [image], **layout)),
+        "convolution": ("Conv2D", of_type("Conv2D", [image, kernel], **each)),
+        "gradient of its input": (
+            "Conv2DBackpropInput",
+            example(
+                [kernel, wide], lambda *x: raw("Conv2DBackpropInput", [4, 6, 6, 6], *x, **each)
+            ),
+        ),
+        "gradient of its filter": (
+            "Conv2DBackpropFilter",
+            example(
+                [image, wide],
+                lambda x, y: raw("Conv2DBackpropFilter", x, [*kernel], y, **each),
+            ),
+        ),
+        "points": ("Conv2D", of_type("Conv2D", [image, (1, 1, 6, 12)], **each)),
+        "gradient of points": (
+            "Conv2DBackpropFilter",
+            example(
+                [image, wide],
+                lambda x, y: raw("Conv2DBackpropFilter", x, [1, 1, 6, 12], y, **each),
+            ),
+        ),
+        "groups": ("Conv2D", of_type("Conv2D", [image, (2, 2, 3, 12)], **each)),
+        "filters of each channel": (
+            "DepthwiseConv2dNative",
+            of_type("DepthwiseConv2dNative", [image, (2, 2, 6, 2)], **each),
+        ),
+        "filters of one channel": (
+            "DepthwiseConv2dNative",
+            of_type("DepthwiseConv2dNative", [(4, 6, 6, 1), (2, 2, 1, 6)], **each),
+        ),
+        "pooled channels": ("MaxPool", of_type("MaxPool", [image], **pooled)),
+    } | of_batches(image)
+
+
+def of_batches(image):
+    """Normalization by the statistics of the batch."""
+    numbers = [(image[-1],)] * 2
+
+    def forward(x, scale, offset, layout="NHWC"):
+        given = {"mean": [], "variance": [], "data_format": layout}
+        return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, **given)
+
+    def backward(dy, x, scale):
+        *_, mean, inverse, more = forward(x, scale, scale)
+        return raw("FusedBatchNormGradV3", dy, x, scale, mean, inverse, more)[:3]
+
+    return {
+        "statistics of the batch": (
+            "FusedBatchNormV3",
+            example([image, *numbers], lambda *x: forward(*x)[:5]),
+        ),
+        "their gradient": (
+            "FusedBatchNormGradV3",
+            example([image, image, numbers[0]], backward),
+        ),
+    }
+
+
+def fused():
+    """Op type -> an example of those that TensorFlow's graph optimizer makes."""
+    image, bias = [IMAGE, FILTER, (2,)], {"num_args": 1, "fused_ops": ["BiasAdd", "Relu"]}
+    product = {"transpose_a": False, "transpose_b": True}
+    scaled = {"num_args": 2, "fused_ops": ["Mul", "Add"], "adj_x": False, "adj_y": True}
+    batches = {"U": tf.float32, "is_training": True, "num_side_inputs": 0}
+    sums = {"num_args": 2, "fused_ops": ["BiasAdd", "Add"], "num_host_args": 0}
+
+    def call(op_type, shapes, outputs=1, **attributes):
+        return example(shapes, lambda *x: made(op_type, x, outputs, **attributes))
+
+    return {
+        "_FusedMatMul": call("_FusedMatMul", [(4, 6), (2, 6), (2,)], **bias, **product),
+        "_FusedConv2D": call(
+            "_FusedConv2D", [*image, IMAGE], **sums, **ON_IMAGES, TArgs=[tf.float32] * 2
+        ),
+        "_FusedConv3D": call("_FusedConv3D", [VOLUME, CUBE, (2,)], **bias, **ON_VOLUMES),
+        "_FusedDepthwiseConv2dNative": call(
+            "_FusedDepthwiseConv2dNative", [IMAGE, (2, 2, 2, 1), (2,)], **bias, **ON_IMAGES
+        ),
+        "_MklFusedBatchMatMulV2": call(
+            "_MklFusedBatchMatMulV2", [(4, 2, 6, 2), (4, 2, 6, 2), (), (4, 1, 6, 6)], **scaled
+        ),
+        "_FusedBatchNormEx": example(
+            [(4, 6, 6, 8), (8,), (8,)],
+            lambda *x: made(
+                "_FusedBatchNormEx", [*x, [], []], 6, activation_mode="Relu", **batches
+            )[:3],
+        ),
+    }
+
+
+def made(op_type, inputs, outputs, **attributes):
+    """An op that `tf.raw_ops` does not have."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op(
+        op_type,
+        [tf.convert_to_tensor(x, tf.float32) for x in inputs],
+        [tf.float32] * outputs,
+        name="made",
+        attrs={name: _attribute(x) for name, x in (attributes | {"T": tf.float32}).items()},
+    ).outputs
+
+
+def _attribute(value):
+    kinds = {bool: "b", int: "i", str: "s", tf.DType: "type"}
+
+    def plain(x):
+        return x.encode() if isinstance(x, str) else getattr(x, "as_datatype_enum", x)
+
+    if isinstance(value, list):
+        field = next(name for kind, name in kinds.items() if isinstance(value[0], kind))
+        return _Attribute(list=_Attribute.ListValue(**{field: [plain(x) for x in value]}))
+    field = next(name for kind, name in kinds.items() if isinstance(value, kind))
+    return _Attribute(**{field: plain(value)})
 
 
 def by_registry(op_type):

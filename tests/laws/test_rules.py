@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from single_ops import NAMES, ops
-from slices_oracle import combined, in_halves
+from slices_oracle import combined, cut, in_parts
 
 from checkmate.tf2.ops.relation import SAME, SUMMED, Kind, batched
 
@@ -24,13 +24,10 @@ def relations(shape):
 
 def parts_of(relation, value, random):
     """The values of the slices."""
-    if relation.kind is Kind.SAME:
-        return [value] * COUNT
     if relation.kind is Kind.SUMMED:
         first = random.normal(size=value.shape)
         return [first, value - first]
-    pieces = np.split(value, COUNT * relation.blocks, relation.axis)
-    return [np.concatenate(pieces[s::COUNT], relation.axis) for s in range(COUNT)]
+    return cut(relation, value, COUNT)
 
 
 def said(name, given_relations):
@@ -39,7 +36,7 @@ def said(name, given_relations):
     shapes, op = ops()[name]
     specs = [tf.TensorSpec(shape, tf.float64) for shape in shapes]
     whole = tf.function(lambda *x: tf.nest.flatten(op(*x))).get_concrete_function(*specs)
-    return whole, in_halves(whole.graph, given_relations)
+    return whole, in_parts(whole.graph, given_relations)
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def _lies_along(call: Call, input_: int, axis: int) -> bool:
 
 def resource_gather(call: Call) -> Signature:
     rows = tuple(range(call.ranks()[1]))
-    left = tuple(f"data {k}" for k in range(len(call.result()) - len(rows)))
+    left = (None,) * (len(call.result()) - len(rows))
     return Signature((OWN, rows), ((*rows, *left),))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from checkmate.tf2.ops.call import Answer, Call, Relations, UnknownError, product
 from checkmate.tf2.ops.elementwise import aligned
-from checkmate.tf2.ops.relation import SAME, ZERO, Kind, Relation, batched
+from checkmate.tf2.ops.relation import SAME, WHOLE, ZERO, Kind, Relation, batched
 from checkmate.tf2.ops.signature import EACH, OWN, TOGETHER, Label, Labels, Signature
 
 
@@ -20,17 +20,29 @@ def reshape(call: Call) -> Relations | Answer | None:
     relation, *others = call.inputs
     if any(other.kind not in (Kind.SAME, Kind.ZERO, Kind.SIZE) for other in others):
         return None
-    if relation.kind is not Kind.BATCHED:
+    asked = call.asked.get(0)
+    if asked is not None and relation in (SAME, ZERO):
+        found, relation = asked, _in_shape(call, asked, call.result(), call.shape(0))
+    elif relation.kind is not Kind.BATCHED:
         return None if relation.kind in (Kind.WHOLE, Kind.SIZE) else [relation]
-    before = product(call.shape(0)[: relation.axis]) * relation.blocks
-    result, unit = call.result(), call.examples
-    for axis, size in enumerate(result):
-        now = product(result[:axis])
-        if now <= before and not before % now and not size % (unit * (before // now)):
-            found = batched(axis, before // now, relation.places)
-            scaled = call.scaled(1, axis) if call.type == "Reshape" else {}
-            return Answer([found], list(call.inputs), scaled)
-    return None
+    else:
+        found = _in_shape(call, relation, call.shape(0), call.result())
+    if WHOLE in (found, relation):
+        return None
+    scaled = call.scaled(1, found.axis) if call.type == "Reshape" else {}
+    return Answer([found], [relation, *others], scaled)
+
+
+def _in_shape(
+    call: Call, relation: Relation, shape: Sequence[int], other: Sequence[int]
+) -> Relation:
+    """The relation of a value of one shape, of its elements in another; WHOLE if there is none."""
+    before = product(shape[: relation.axis]) * relation.blocks
+    for axis, size in enumerate(other):
+        now = product(other[:axis])
+        if now <= before and not before % now and not size % (call.examples * (before // now)):
+            return batched(axis, before // now, relation.places)
+    return WHOLE
 
 
 def transpose(call: Call) -> Signature:
@@ -289,6 +301,8 @@ def space_to_batch(call: Call) -> Relations | None:
     relation, block = call.inputs[0], call.value(1)
     if relation.kind in (Kind.SAME, Kind.SUMMED, Kind.ZERO):
         return [relation]
+    if relation.kind is Kind.BATCHED and relation.axis > len(block):
+        return [relation]
     if not _lies_along(relation, 0):
         return None
     return [batched(0, relation.blocks * math.prod(block.tolist()))]
@@ -296,8 +310,11 @@ def space_to_batch(call: Call) -> Relations | None:
 
 def batch_to_space(call: Call) -> Relations | None:
     """Blocks before the examples become parts of the space."""
-    relation, parts = call.inputs[0], math.prod(call.value(1).tolist())
+    relation, block = call.inputs[0], call.value(1)
+    parts = math.prod(block.tolist())
     if relation.kind in (Kind.SAME, Kind.SUMMED, Kind.ZERO):
+        return [relation]
+    if relation.kind is Kind.BATCHED and relation.axis > len(block):
         return [relation]
     if not _lies_along(relation, 0) or relation.blocks % parts:
         return None

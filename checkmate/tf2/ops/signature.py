@@ -42,6 +42,7 @@ class Signature:
 
     Attributes:
       summed: Labels over whose entries the outputs without that label are sums.
+      constant: Labels of which the outputs without that label do not depend on any entry.
       averages: Those sums are divided by the number of entries.
       linear: Whether and how the outputs are linear in the inputs `linear_in` (None for all).
       shapes: Indices of `OWN` inputs that are the shape of the first output.
@@ -50,6 +51,7 @@ class Signature:
     inputs: tuple[Labels, ...]
     outputs: tuple[Labels, ...]
     summed: frozenset[Label] = frozenset()
+    constant: frozenset[Label] = frozenset()
     averages: bool = False
     linear: Linear | None = None
     linear_in: frozenset[int] | None = None
@@ -82,10 +84,10 @@ def relate(signature: Signature, call: Call) -> Answer | None:
         return None
     outputs = []
     for axes in signature.outputs:
-        if axes is OWN:
-            outputs.append(SAME)
-        elif label in axes:
+        if label in axes:
             outputs.append(batched(axes.index(label), blocks))
+        elif axes is OWN or label in signature.constant:
+            outputs.append(SAME)
         elif label in signature.summed:
             outputs.append(SUMMED)
         else:

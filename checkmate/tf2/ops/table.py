@@ -51,6 +51,7 @@ _CALLS_PYTHON = (
 )
 _element = elements.elementwise
 _example = products.per_example
+_channel = partial(products.per_example, by_channel=True)
 
 # Columns that several rows have in common.
 _ELEMENTWISE: Columns = {"in_place": InPlace.ANY_INPUT, "scratch": False}
@@ -73,12 +74,9 @@ _PRODUCT: Columns = {"fusion": Fusion.PRODUCT, "absorbs_transpose": True, "gradi
 _CONVOLUTION: Columns = {
     "fusion": Fusion.PRODUCT,
     "tries_algorithms": True,
-    "axes": _example(0, linear=EACH, linear_in=(0, 1)),
+    "axes": products.convolution,
 }
-_INPUT_GRADIENT: Columns = {
-    "tries_algorithms": True,
-    "axes": _example(2, linear=EACH, linear_in=(1, 2)),
-}
+_INPUT_GRADIENT: Columns = {"tries_algorithms": True, "axes": products.input_gradient}
 _FILTER_GRADIENT: Columns = {"tries_algorithms": True, "axes": products.filter_gradient}
 _FUSED_CONVOLUTION: Columns = {
     "from_optimizer": True,
@@ -292,14 +290,19 @@ row(
 )
 row("Sum", **_REDUCTION, scratch=False, axes=elements.reduction(sums=True), gradient_reads=_NOTHING)
 row("All Any Max Min Prod", **_REDUCTION, axes=elements.reduction())
-row("MaxPool MaxPool3D", pooling=Pooling.FORWARD, axes=_example(0))
-row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT, axes=_example(0, 1, 2))
-row("AvgPool AvgPool3D MaxPoolV2 LRN", axes=_example(0))
-row("MaxPoolGradGrad MaxPool3DGradGrad MaxPoolGradV2 LRNGrad", axes=_example(0, 1, 2))
+row("MaxPool MaxPool3D", pooling=Pooling.FORWARD, axes=_channel(0))
+row("MaxPool3DGrad MaxPoolGrad", pooling=Pooling.GRADIENT, axes=_channel(0, 1, 2))
+row("AvgPool AvgPool3D", axes=_channel(0))
+row("AvgPoolGrad AvgPool3DGrad", axes=_channel(1))
+row("MaxPoolGradGrad MaxPool3DGradGrad", axes=_channel(0, 1, 2))
+row("MaxPoolV2", axes=_example(0))
+row("MaxPoolGradV2", axes=_example(0, 1, 2))
+row("LRN", axes=elements.last_axes(1))
+row("LRNGrad", axes=elements.last_axes(1, inputs=3))
 row("MaxPoolWithArgmax MaxPoolGradWithArgmax", axes=products.pooling_with_places)
 row("Dilation2D", axes=_example(0))
 row("Dilation2DBackpropInput", axes=_example(0, 2))
-row("FusedBatchNormGradV3", axes=products.batch_normalization_gradient)
+row("FusedBatchNormGradV3", axes=products.batch_normalization)
 row(
     "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel",
     axes=_element(),
@@ -310,7 +313,6 @@ row(
     "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient",
     axes=elements.quantized_gradient,
 )
-row("AvgPoolGrad AvgPool3DGrad", axes=_example(1))
 row("FusedBatchNormV3", size=Size.MASK, axes=products.batch_normalization)
 row("EuclideanNorm", axes=elements.reduction())
 row("L2Loss", axes=elements.square_sum)
@@ -384,16 +386,20 @@ row("BatchToSpaceND", axes=shapes.batch_to_space)
 
 # Images.
 row(
-    "DepthToSpace ExtractImagePatches ExtractVolumePatches ResizeArea ResizeBicubic ResizeBilinear "
-    "ResizeNearestNeighbor ResizeNearestNeighborGrad SpaceToDepth",
+    "DepthToSpace ExtractImagePatches ExtractVolumePatches SpaceToDepth",
     axes=_example(0),
 )
 row(
-    "ResizeBilinearGrad ResizeBicubicGrad DrawBoundingBoxesV2 ImageProjectiveTransformV2 "
-    "ImageProjectiveTransformV3",
-    axes=_example(0, 1),
+    "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor ResizeNearestNeighborGrad",
+    axes=_channel(0),
 )
-row("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elements.last_axes(3))
+row(
+    "ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV2 ImageProjectiveTransformV3",
+    axes=_channel(0, 1),
+)
+row("DrawBoundingBoxesV2", axes=_example(0, 1))
+row("AdjustContrastv2", axes=elements.last_axes(3))
+row("AdjustHue AdjustSaturation RGBToHSV HSVToRGB", axes=elements.last_axes(1))
 
 # Indices and losses.
 row("GatherV2", axes=indices.gather, moves_rows=True)
@@ -465,7 +471,8 @@ row("_FusedConv2D _FusedConv3D", **_FUSED_CONVOLUTION, flops=flops.convolution)
 row("_FusedDepthwiseConv2dNative", **_FUSED_CONVOLUTION, flops=partial(flops.convolution, outer=2))
 row("_UnaryOpsComposition", **_ELEMENTWISE, from_optimizer=True, axes=_element())
 row("_FusedBatchNormEx", from_optimizer=True, size=Size.MASK, axes=products.batch_normalization)
-row("_FusedBatchNormGradEx _MklFusedBatchMatMulV2", from_optimizer=True)
+row("_FusedBatchNormGradEx", from_optimizer=True)  # reads the bits that the whole left
+row("_MklFusedBatchMatMulV2", from_optimizer=True, axes=products.batch_product)
 row("_MklFusedInstanceNorm", from_optimizer=True, axes=_example(0))
 row("_MklFusedMish _MklSwish", from_optimizer=True, axes=_element())
 row("_MklLayerNorm", from_optimizer=True, axes=elements.last_axes(1))
