@@ -69,8 +69,9 @@ TO_ROUNDING = (
     "DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput "
     "DepthwiseConv2dNativeBackpropFilter Sum Mean Prod BiasAddGrad "
     # Entries after the last full vector, in another way than those in vectors:
-    "FusedBatchNormV3 FusedBatchNormGradV3 LRN LRNGrad LogSoftmax SoftmaxCrossEntropyWithLogits "
-    "SparseSoftmaxCrossEntropyWithLogits Exp Expm1 Log Log1p Sigmoid SigmoidGrad Softplus "
+    "FusedBatchNormV3 FusedBatchNormGradV3 LRN LRNGrad Softmax LogSoftmax "
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits "
+    "Exp Expm1 Log Log1p Sigmoid SigmoidGrad Softplus "
     "SoftplusGrad Rsqrt SqrtGrad Reciprocal Pow Xlogy Sin Cos Asin Acos Atan Atan2 Atanh Erfinv "
     "Ndtri"
 )
