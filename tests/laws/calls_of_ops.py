@@ -350,6 +350,10 @@ def further():
                 [kernel, wide], lambda *x: raw("Conv2DBackpropInput", [4, 6, 6, 6], *x, **each)
             ),
         ),
+        "by height and width only": (
+            "Conv2DBackpropInput",
+            example([kernel, wide], lambda *x: raw("Conv2DBackpropInput", [6, 6], *x, **each)),
+        ),
         "gradient of its filter": (
             "Conv2DBackpropFilter",
             example(
@@ -374,8 +378,21 @@ def further():
             "DepthwiseConv2dNative",
             of_type("DepthwiseConv2dNative", [(4, 6, 6, 1), (2, 2, 1, 6)], **each),
         ),
+        "their gradients": (
+            "DepthwiseConv2dNativeBackpropFilter",
+            example(
+                [(4, 6, 6, 1), image],
+                lambda x, y: raw("DepthwiseConv2dNativeBackpropFilter", x, [2, 2, 1, 6], y, **each),
+            ),
+        ),
+        "joined axes": ("Reshape", example([(2, 12, 6)], lambda x: tf.reshape(x, [24, 6]))),
+        "parts by index": ("GatherV2", example([image, (6,)], _taken)),
         "pooled channels": ("MaxPool", of_type("MaxPool", [image], **pooled)),
     } | of_batches(image)
+
+
+def _taken(x, y):
+    return tf.gather(x, whole(y, 6), axis=1)
 
 
 def of_batches(image):
