@@ -37,14 +37,19 @@ WORTH = 0.02
 """An order other than that of the trace has to lower the bytes that plans need by this share."""
 
 
-def arrange(flat: FlatGraph) -> tuple[Group, ...]:
+def arrange(flat: FlatGraph, *, is_arranged: bool = False) -> tuple[Group, ...]:
     """Groups of planned ops, each of which becomes one op, in the order of the trace, or in a
     depth-first one if plans need less in it.
 
     Afterwards `flat.recomputable` has the ops that may be recomputed in that order: the more
-    gradients do, the later updates run.
+    gradients do, the later updates run. With `is_arranged` ops are in the order in which they shall
+    run, and only grouped.
     """
     update = update_only(flat)
+    if is_arranged:
+        best = _Arrangement(flat, flat.planned, update, flat.recomputable, is_arranged=True)
+        flat.recomputable = best.recomputable
+        return best.groups
     orders = [flat.planned, *(_DepthFirst(flat, update, early).order() for early in (True, False))]
     arrangements = (
         _Arrangement(flat, order, update, recomputable)
@@ -66,13 +71,16 @@ class _Arrangement:
         order: list[tf.Operation],
         update: set[tf.Operation],
         recomputable: set[tf.Operation],
+        *,
+        is_arranged: bool = False,
     ):
         self.flat = flat
         hazards, self.recomputable = last_hazards(flat, order, recomputable)
         paired = paired_gradients(flat, order, update)
-        order = _with_early_updates(flat, order, update, paired, hazards)
-        order = _with_late_values(flat, order, paired)
-        order = _with_biases_before_products(flat, order)
+        if not is_arranged:
+            order = _with_early_updates(flat, order, update, paired, hazards)
+            order = _with_late_values(flat, order, paired)
+            order = _with_biases_before_products(flat, order)
         self.groups = fused(flat, order, paired, self.recomputable)
 
     def is_lower_than(self, other: _Arrangement) -> bool:

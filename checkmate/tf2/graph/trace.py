@@ -21,7 +21,7 @@ from checkmate.core.replay import replay
 from checkmate.errors import TraceError
 from checkmate.tf2.error_text import said, spec_meant
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.flat_graph import FlatGraph, forward_names
+from checkmate.tf2.graph.flat_graph import FlatGraph, forward_names, in_order_of_trace
 from checkmate.tf2.graph.graph_writer import argument_tensors, inputs_first, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.known_functions import with_known_shapes
@@ -69,7 +69,7 @@ class TracedStep:
         the graph does not tell, such as the lists that a loop returns.
       plain_order: The ops of `graph` in the order of the trace, which is the order of the plain
         step.
-      order: The ops of `flat` that run, in the order of the trace.
+      order: The ops of `flat` that run, inputs first, the planned ones as in `groups`.
       forward: Names of the ops of `flat` that belong to the forward pass.
       notes: Sentences for the report about ops that could not be treated as usual.
 
@@ -206,7 +206,9 @@ def analyse(
     planned_names = {o.name for group in like.groups for o in group} if like else None
     order = [operation.name for operation in reachable(inlined.graph)]
     flat = FlatGraph(simplified, concrete, order, forward_names(inlined), planned_names)
-    return _traced(flat, concrete, name, like)
+    if not flat.planned:
+        raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
+    return _traced(flat, concrete, name, _same_groups(flat, like) or arrange(flat))
 
 
 def rewritten(traced: TracedStep, flat: Any, origins: Mapping[str, str]) -> TracedStep:
@@ -220,19 +222,17 @@ def rewritten(traced: TracedStep, flat: Any, origins: Mapping[str, str]) -> Trac
     order = [operation.name for operation in flat.graph.get_operations()]
     forward = {name for name in order if origins.get(name, name) in traced.forward}
     found = FlatGraph(flat, traced.function, order, forward)
-    return _traced(found, traced.function, traced.graph.name, None)
+    return _traced(found, traced.function, traced.graph.name, arrange(found, is_arranged=True))
 
 
-def _traced(flat: FlatGraph, concrete: Any, name: str, like: TracedStep | None) -> TracedStep:
+def _traced(flat: FlatGraph, concrete: Any, name: str, groups: tuple[Group, ...]) -> TracedStep:
     simplified = flat.concrete
-    if not flat.planned:
-        raise TraceError(f"{name!r} computes nothing that takes memory: there is nothing to plan.")
-    groups = _same_groups(flat, like) or arrange(flat)
     values = tuple(values_of(flat, group) for group in groups)
     number = {operation: i for i, group in enumerate(groups) for operation in group}
     ops = [_op(flat, number, *each) for each in zip(groups, values, strict=True)]
     place = [flat.position[group[-1]] for group in groups]
     before = [{*op.deps, *op.control_deps, *op.overwrites} for op in ops]
+    planned_place = {o.name: k for k, o in enumerate(chain.from_iterable(groups))}
     plain_order = tuple(inputs_first(before, lambda k, at: place[k]))
     made_of = [{number[o] for o in flat.planned_sources(each)} for each in simplified.outputs]
     outputs = set[int]().union(
@@ -255,7 +255,7 @@ def _traced(flat: FlatGraph, concrete: Any, name: str, like: TracedStep | None) 
         small_bytes=flat.small_values_bytes(),
         estimates=flat.estimates(),
         plain_order=plain_order,
-        order=tuple(flat.operations),
+        order=tuple(in_order_of_trace(flat.operations, planned_place)),
         forward=frozenset(operation.name for operation in flat.forward),
         notes=flat.notes(),
     )

@@ -1,8 +1,8 @@
 """same_bits(): whether an op in tiles makes the very bits that the whole op does on this device.
 
-Kernels choose how to add up by the shapes of what they read: a product of one matrix may round
-otherwise than the same product among several. Rules do not tell that, so it is tried, on random
-numbers of the shapes in question.
+Kernels choose how to compute by the shapes of what they read: a product of one matrix may round
+otherwise than the same product among several, and the last few of many exponentials otherwise than
+the rest. Rules do not tell that, so it is tried, on random numbers of the shapes in question.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from checkmate.tf2.axes.labels import Node
 from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.known_functions import Function
+from checkmate.tf2.graph.operations import role_of
 from checkmate.tf2.ops.relation import Kind, Relation
-from checkmate.tf2.ops.table import rule_of
+from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.rewrites.tiles import Constants, Tile
 
 _FOUND: dict[str, bool] = {}
 
 
 def same_bits(function: Function, node: Node, tiles: int) -> bool:
-    """True for an op that does no arithmetic to speak of, and for one whose tiles are equal to the
-    whole in all bits, or which does not fit in memory as a whole."""
+    """True for an op whose first tile is equal to that part of the whole in all bits, or which does
+    not fit in memory as a whole."""
     operation = node.operation
-    if rule_of(operation.type).flops is None or any(
-        relation.kind is Kind.SUMMED for relation in node.answer.outputs
-    ):
+    if role_of(operation) is not Role.KERNEL:
         return True
     definition = operation.node_def
     definition.name = ""
@@ -93,10 +92,7 @@ def _try(alone: _Alone) -> bool:
     def both(*given: tf.Tensor) -> list[tf.Tensor]:
         names = dict(zip(alone.given.values(), given, strict=True))
         found = alone.writer.import_here(names, [name for pair in alone.pairs for name in pair])
-        return [
-            tf.reduce_all(whole == parts)
-            for whole, parts in zip(found[::2], found[1::2], strict=True)
-        ]
+        return [_equal(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
 
     try:
         with tf.init_scope(), tf.device(devices.training_device()):
@@ -106,6 +102,13 @@ def _try(alone: _Alone) -> bool:
         return True
 
 
+def _equal(whole: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    are_none = (whole != whole) & (part != part)  # such as the logarithm of a number below 0
+    return tf.reduce_all((whole == part) | are_none)
+
+
 def _numbers(spec: tf.TensorSpec) -> tf.Tensor:
+    if not spec.dtype.is_floating:
+        return tf.zeros(spec.shape, spec.dtype)  # such as places
     numbers = tf.random.stateless_uniform(spec.shape, (0, 1), -1.0, 1.0)
     return tf.cast(numbers, spec.dtype)
