@@ -217,12 +217,12 @@ def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> b
 
 
 def _divisors(length: int, least: int) -> Iterator[int]:
-    """Yields the smallest divisor that is not below `least`, if there is one, and the next smaller
-    one: tiles of more than one entry may be exact where others are not."""
+    """Yields the smallest divisor that is not below `least`, or else the largest, and the one below:
+    tiles of more than one entry may be exact where others are not."""
     found = [n for n in range(2, min(length, MOST_TILES) + 1) if length % n == 0]
     enough = [n for n in found if n >= least]
-    yield from enough[:1]
-    yield from [n for n in found if n < least][-1:]
+    largest = enough[0] if enough else max(found, default=0)
+    yield from [n for n in found if n <= largest][-2:]
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from checkmate.tf2.axes.labels import Draw, Node
 from checkmate.tf2.axes.regions import Region
 from checkmate.tf2.graph.graph_writer import ADD, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
-from checkmate.tf2.graph.operations import is_argument
+from checkmate.tf2.graph.operations import is_argument, is_constant
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, rewritten
 from checkmate.tf2.ops.relation import Kind, Relation
@@ -63,7 +63,9 @@ class TiledCopy(GraphCopy):
     def write(self) -> list[str]:
         """Writes all ops and returns the names of the outputs."""
         for operation in self._traced.order:
-            if not is_argument(operation) and operation not in self._region:
+            # A constant of which tiles read parts alone is not needed.
+            alone = is_argument(operation) or is_constant(operation)
+            if not alone and operation not in self._region:
                 self._copy_once(operation)
         return [self.whole(tensor) for tensor in self._traced.flat.outputs]
 
