@@ -148,7 +148,7 @@ class TiledCopy(GraphCopy):
         return all(is_argument(o) or o in self.copies for o in before) and all(
             use.node.operation in wanted or bool(written(use.node.operation))
             if use.node
-            else use.tensor.ref() in self.names
+            else use.tensor.ref() in self.names or is_constant(use.tensor.op)
             for use in node.inputs
         )
 
