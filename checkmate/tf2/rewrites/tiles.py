@@ -54,7 +54,7 @@ class TiledCopy(GraphCopy):
         self._traced, self._most_bytes = traced, most_bytes
         self._region = {operation: region for region in regions for operation in region.nodes}
         self._place = {operation: k for k, operation in enumerate(traced.order)}
-        constants = Constants(self.writer)
+        self._known, constants = function.value, Constants(self.writer)
         new = partial(Tile, self, traced.flat, function.value, constants)
         self._tiles = {
             region: [new(region.tiles, k) for k in range(region.tiles)] for region in regions
@@ -124,7 +124,7 @@ class TiledCopy(GraphCopy):
     def _prepare(self, node: Node) -> None:
         """Writes what a copy reads, or waits for, that is the same for all tiles."""
         for use in node.inputs:
-            if use.node is None:
+            if use.node is None and self._known(use.tensor) is None:
                 self.whole(use.tensor)
         for before in node.operation.control_inputs:
             if before not in self._region:
@@ -148,7 +148,7 @@ class TiledCopy(GraphCopy):
         return all(is_argument(o) or o in self.copies for o in before) and all(
             use.node.operation in wanted or bool(written(use.node.operation))
             if use.node
-            else use.tensor.ref() in self.names or is_constant(use.tensor.op)
+            else use.tensor.ref() in self.names or self._known(use.tensor) is not None
             for use in node.inputs
         )
 
