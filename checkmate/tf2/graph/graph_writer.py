@@ -221,6 +221,27 @@ class GraphWriter:
     ) -> str:
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
 
+    def join(self, parts: Names, dtype: tf.DType, *, name: str) -> str:
+        """Writes parts, one after another, as one tensor."""
+        if len(parts) == 1:
+            return parts[0]
+        inputs = [*parts, self.constant(0, tf.int32)]
+        node = self._node(name, "ConcatV2", inputs, T=dtype, Tidx=tf.int32)
+        node.attr["N"].i = len(parts)
+        return f"{node.name}:0"
+
+    def entries(self, of: str, numbers: Sequence[int], like: tf.Tensor, *, name: str) -> str:
+        """Writes the entries of these numbers of a list, each `like` one, as one tensor."""
+        read = [self.constant(each, tf.int32) for each in (list(numbers), like.shape.as_list())]
+        node = self._node(name, "TensorListGather", [of, *read], element_dtype=like.dtype)
+        return f"{node.name}:0"
+
+    def list_of(self, rows: str, like: tf.Tensor, *, name: str) -> str:
+        """Writes a list of the rows of a tensor, each `like` one."""
+        read = [rows, self.constant(like.shape.as_list(), tf.int32)]
+        types = {"element_dtype": like.dtype, "shape_type": tf.int32}
+        return f"{self._node(name, 'TensorListFromTensor', read, **types).name}:0"
+
     def wait(self, before: Names, value: str, like: tf.Tensor) -> str:
         """Returns a value after the ops `before` have run. TensorFlow's optimizer would remove an
         identity and add control edges between its neighbours instead."""
