@@ -17,7 +17,13 @@ from checkmate.core.op import Op
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import reachable
-from checkmate.tf2.graph.operations import can_be_copied, may_share_memory, role_of, source_of
+from checkmate.tf2.graph.operations import (
+    can_be_copied,
+    is_loop,
+    may_share_memory,
+    role_of,
+    source_of,
+)
 from checkmate.tf2.graph.sizes import SIDE_OUTPUT_SHARE, known_bytes, tensor_bytes
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.ops.table import rule_of
@@ -128,6 +134,20 @@ def by_table(group: Group, values: Group) -> list[tf.Tensor]:
     allowed = workspace(group, values)
     found = candidates(group, values)
     return [each for each in found if needed_bytes(group, values, (each.op,)) <= allowed]
+
+
+def continued(group: Group) -> set[tf.Operation]:
+    """The loops that a loop goes on with, as a segment with what the one before has left: lists
+    keep the entries that they have, and what is added up stays as large."""
+    loops = [operation for operation in group if is_loop(operation)]
+    return {
+        tensor.op
+        for loop in loops
+        for k, tensor in enumerate(loop.inputs)
+        if is_loop(tensor.op)
+        and tensor.value_index == k
+        and tensor.op.get_attr("body").name == loop.get_attr("body").name
+    }
 
 
 def last_readers(

@@ -29,7 +29,7 @@ from itertools import accumulate
 import tensorflow as tf
 
 from checkmate.tf2.graph.flat_graph import FlatGraph, in_backward_scope
-from checkmate.tf2.graph.operations import is_stateful, source_of
+from checkmate.tf2.graph.operations import is_loop, is_stateful, source_of
 from checkmate.tf2.ops.rule import Fusion
 from checkmate.tf2.ops.table import rule_of
 
@@ -417,6 +417,9 @@ def fused(
         last, operation = before[-1], group[-1]
         if paired.get(last) is operation:
             return True
+        # Two segments of a loop read stacks that need not be in memory at the same time.
+        if is_loop(last) and any(map(is_loop, group)):
+            return False
         alike = all((last in kind) == (operation in kind) for kind in (recomputable, flat.backward))
         # The next op must be a reader, or all that an update of many variables waits for would
         # become one op with it.

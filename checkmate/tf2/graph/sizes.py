@@ -16,6 +16,7 @@ from checkmate.tf2.graph.operations import (
     can_be_copied,
     has_bodies,
     is_argument,
+    is_constant,
     is_loop,
     reads_variable,
     role_of,
@@ -86,6 +87,8 @@ class LoopSizes:
         if rule.list_entry is not None:
             entry = operation.inputs[rule.list_entry]
             count, size = self.iterations(loop), 0 if _is_shared(body, entry) else self._size(entry)
+            if rule.list_entry > 1 and is_constant(source_of(operation.inputs[1]).op):
+                count = 1  # each iteration sets it anew
             return None if count is None or size is None else count * size
         if rule.list_op is ListOp.SAME:
             return self._at_end(loop, body, operation.inputs[0])

@@ -267,7 +267,7 @@ def _op(flat: FlatGraph, number: Mapping[tf.Operation, int], group: Group, value
 
     size = sum(map(flat.bytes_of, values))
     # The table names inputs that may be written over. They must be ops of the plan and no smaller.
-    makers = {tensor.op for tensor in in_place.by_table(group, values)}
+    makers = {tensor.op for tensor in in_place.by_table(group, values)} | in_place.continued(group)
     makers = {o for o in makers if o in number and flat.bytes_of(o) >= size}
     return Op(
         name=group[-1].name,
