@@ -210,11 +210,13 @@ def _loop(
     condition = bodies.body_of(graph, operation, "cond")
     if body is None or condition is None or not bodies.only_reads(graph, operation):
         return None
+    if not END < len(body.inputs) == len(operation.inputs):  # a gradient has been taken since
+        return None
     reading = _Reading(operation, body, value, forward, stacks or {})
     arguments = tuple(map(reading.argument, range(len(body.inputs))))
     turns = _turns(operation, condition, arguments, value)
     counter = arguments[COUNTER]
-    if turns is None or turns < 1 or len(arguments) <= END:
+    if turns is None or turns < 1:
         return None
     if (counter.carries, counter.step) != (Carries.COUNT, 1):
         return None
@@ -255,15 +257,26 @@ class _Reading:
         return self._rows(uses, result) or Argument(Carries.STATE)
 
     def _count(self, k: int, result: tf.Tensor) -> Argument | None:
-        if result.op.type not in ("AddV2", "Add") or not result.dtype.is_integer:
+        if result.op.type not in ("AddV2", "Add", "Sub") or not result.dtype.is_integer:
             return None
-        terms = list(map(source_of, result.op.inputs))
-        others = [each for each in terms if each is not self._body.inputs[k]]
+        if result.shape.rank != 0:
+            return None
+        terms, given = list(map(source_of, result.op.inputs)), self._body.inputs[k]
+        others = [each for each in terms if each is not given]
         first = self._value(self._operation.inputs[k])
-        if len(others) != 1 or first is None or first.ndim or not is_constant(others[0].op):
+        step = self._unchanging(others[0]) if len(others) == 1 else None
+        subtracts = result.op.type == "Sub"
+        if first is None or step is None or (subtracts and terms[0] is not given):
             return None
-        step = tf.get_static_value(others[0])
-        return None if step.ndim else Argument(Carries.COUNT, int(first), int(step))
+        return Argument(Carries.COUNT, int(first), -int(step) if subtracts else int(step))
+
+    def _unchanging(self, tensor: tf.Tensor) -> Any:
+        """The value of a tensor that is the same in each turn, if that is known."""
+        if not is_argument(tensor.op):
+            return tf.get_static_value(tensor)
+        k = _number(self._body, tensor)
+        same = source_of(self._body.outputs[k]) is tensor
+        return self._value(self._operation.inputs[k]) if same else None
 
     def _rows(self, uses: Sequence[tf.Operation], result: tf.Tensor) -> Argument | None:
         """A list whose entries the turns set, and may read, one each, in order or in reverse, or
@@ -312,20 +325,44 @@ def _turns(
         if test.op.type == "LogicalAnd":
             pending += map(source_of, test.op.inputs)
             continue
-        if test.op.type != "Less":
+        turns = _turns_until(operation, condition, arguments, value, test.op)
+        if turns is None:
             return None
-        count, bound = map(source_of, test.op.inputs)
-        if not is_argument(count.op):
-            return None
-        counted = arguments[_number(condition, count)]
-        end = tf.get_static_value(bound)
-        if is_argument(bound.op):
-            k = _number(condition, bound)
-            end = value(operation.inputs[k]) if arguments[k].carries is Carries.SAME else None
-        if end is None or counted.carries is not Carries.COUNT or counted.step < 1:
-            return None
-        found.append(-(-(int(end) - counted.first) // counted.step))
+        found.append(turns)
     return min(found)
+
+
+_SIGNS = {"Less": 1, "LessEqual": 1, "Greater": -1, "GreaterEqual": -1}
+
+
+def _turns_until(
+    operation: tf.Operation,
+    condition: Any,
+    arguments: Sequence[Argument],
+    value: Value,
+    test: tf.Operation,
+) -> int | None:
+    """The number of turns until a comparison fails of a count with a number; None for another."""
+    if test.type not in _SIGNS:
+        return None
+    sides: list[tuple[int, int]] = []  # the first number and the step of each
+    for tensor in map(source_of, test.inputs):
+        number = tf.get_static_value(tensor)
+        step = 0
+        if is_argument(tensor.op):
+            argument = arguments[k := _number(condition, tensor)]
+            number, step = argument.first, argument.step
+            if argument.carries is Carries.SAME:
+                number = value(operation.inputs[k])
+            elif argument.carries is not Carries.COUNT:
+                return None
+        if number is None or not tensor.dtype.is_integer:
+            return None
+        sides.append((int(number), step))
+    # The comparison holds while what is left is above 0.
+    left, closer = (_SIGNS[test.type] * (b - a) for a, b in zip(*sides, strict=True))
+    left += test.type.endswith("Equal")
+    return -(-left // -closer) if closer < 0 else None
 
 
 def _number(graph: Any, argument: tf.Tensor) -> int:
@@ -371,6 +408,7 @@ class _SegmentWriter(GraphCopy):
             for loop, stacks in zip(pair.gradients, pair.stacks, strict=True)
         }
         self._counts = counts
+        self._returned = {tensor.ref() for tensor in traced.flat.outputs}
         self._segments: dict[tf.Operation, list[str]] = {}
         self._conditions: dict[tf.Operation, str] = {}
         # What the parts of a list are that a loop has set entries of.
@@ -396,14 +434,14 @@ class _SegmentWriter(GraphCopy):
         loop, operation, count = pair.forward, pair.forward.operation, _segments(pair, self._counts)
         bounds = [loop.turns * k // count for k in range(count + 1)]
         state = self.inputs(operation)
-        rows = [k for k in loop.of(Carries.ROWS) if operation.outputs[k].consumers()]
+        rows = [k for k in loop.of(Carries.ROWS) if self._is_read(operation.outputs[k])]
         segments: list[str] = []
         taken: list[str] = []  # before the next segment, so that a plan may free the lists
         for first, end in pairwise(bounds):
             inputs = self._inputs(loop, state, first, end)
             segments.append(self._segment(loop, inputs, len(segments), taken))
             for k in loop.of(Carries.STATE):
-                if end < loop.turns or operation.outputs[k].consumers():
+                if end < loop.turns or self._is_read(operation.outputs[k]):
                     state[k] = self._kept(f"{segments[-1]}:{k}", operation, k)
             taken = [
                 name
@@ -424,7 +462,7 @@ class _SegmentWriter(GraphCopy):
         apart = {
             k
             for k in loop.of(Carries.ROWS)
-            if loop.arguments[k].step and not operation.outputs[k].consumers()
+            if loop.arguments[k].step and not self._is_read(operation.outputs[k])
         }
         chained = [k for k in loop.of(Carries.STATE, Carries.ROWS) if k not in apart]
         segments: list[str] = []
@@ -527,6 +565,9 @@ class _SegmentWriter(GraphCopy):
         return self._made(
             self.writer.entries(rows, numbers, item_of(argument), name=name), operation
         )
+
+    def _is_read(self, tensor: tf.Tensor) -> bool:
+        return bool(tensor.consumers()) or tensor.ref() in self._returned
 
     def _made(self, name: str, operation: tf.Operation) -> str:
         self.origins[name.partition(":")[0]] = operation.name
