@@ -23,6 +23,22 @@ def of_layers(*found, **batch):
     return step
 
 
+def trained():
+    """A step that also updates the weights which the loops read."""
+    model = keras.Sequential([keras.Input(SHAPE[1:]), layers.GRU(UNITS), layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    return step
+
+
 def of_function(function):
     """The loss of `function(x, weights)` and its gradients."""
     weights = tf.Variable(tf.random.stateless_normal((FEATURES, FEATURES), (1, 2)))
@@ -127,6 +143,7 @@ DIVIDED = {
     "convolutional": lambda: of_layers(
         layers.Reshape((TURNS, 1, FEATURES, 1)), layers.ConvLSTM2D(2, (1, 3))
     ),
+    "trained": trained,
     "while": lambda: of_turns(cell),
     "while, steps of two": lambda: of_turns(cell, step=2),
     "while, downwards": lambda: of_turns(cell, lambda i, h: i >= 2, first=9, step=-1),
