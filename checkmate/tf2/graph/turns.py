@@ -64,7 +64,7 @@ def loop_of(
     forward: Loop | None = None,
     stacks: Mapping[int, int] | None = None,
 ) -> Loop | None:
-    """What a loop carries; None if it does not only compute values, or its turns are not known. A
+    """Returns None for a loop that does not only compute values, or whose turns are not known. A
     gradient is told its loop and the stacks that it pops, and `value` the values of tensors."""
     body = bodies.body_of(graph, operation, "body")
     condition = bodies.body_of(graph, operation, "cond")

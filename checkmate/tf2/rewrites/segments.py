@@ -19,6 +19,7 @@ or tensors of known shapes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +29,7 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.known_functions import Function
-from checkmate.tf2.graph.operations import can_be_copied, is_argument, is_loop, source_of
+from checkmate.tf2.graph.operations import can_be_filled, is_argument, is_loop, source_of
 from checkmate.tf2.graph.trace import TracedStep, rewritten
 from checkmate.tf2.graph.turns import (
     COUNTER,
@@ -63,7 +64,7 @@ def segmented(traced: TracedStep, most_bytes: int) -> TracedStep | None:
     those of a segment below that, as far as there are turns, but at most `MOST_SEGMENTS`; None
     where that changes nothing."""
     counts = {
-        pair.forward.operation.name: -(-pair.stack_bytes // most_bytes)
+        pair.forward.operation.name: -(-pair.stack_bytes // max(1, most_bytes))
         for pair in pairs_of(traced)
         if pair.stack_bytes > most_bytes
     }
@@ -99,9 +100,8 @@ def pairs_of(traced: TracedStep) -> list[Pair]:
     pairs = [_pair(traced, loop, value) for loop in loops]
     found = [pair for pair in pairs if pair is not None]
     # A gradient of a gradient reads the stacks of both.
-    gradients = {each.operation for pair in found for each in pair.gradients}
-    both = {pair.forward.operation for pair in found} & gradients
-    return [pair for pair in found if both.isdisjoint(_operations(pair))]
+    times = Counter(operation for pair in found for operation in _operations(pair))
+    return [pair for pair in found if all(times[each] == 1 for each in _operations(pair))]
 
 
 def _operations(pair: Pair) -> set[tf.Operation]:
@@ -153,10 +153,8 @@ def _can_run_again(loop: Loop) -> bool:
     operation = loop.operation
     if loop.of(Carries.POPPED):
         return False
-    for k in loop.of(Carries.STATE):
-        tensor = operation.outputs[k]
-        if not can_be_copied(tensor.dtype) or not tensor.shape.is_fully_defined():
-            return False
+    if not all(can_be_filled(operation.outputs[k]) for k in loop.of(Carries.STATE)):
+        return False
     rows = [loop.arguments[k] for k in loop.of(Carries.ROWS)]
     return all(abs(each.step) < 2 and item_of(each).shape.is_fully_defined() for each in rows)
 
@@ -298,7 +296,8 @@ class _SegmentWriter(GraphCopy):
     def _kept(self, value: str, operation: tf.Operation, k: int) -> str:
         """A copy of a value, which may be kept without what is made with it."""
         dtype = operation.outputs[k].dtype
-        return self._made(self.writer.add("Snapshot", [value], dtype, name="state"), operation)
+        name = f"{operation.name}/state"
+        return self._made(self.writer.add("Snapshot", [value], dtype, name=name), operation)
 
     def _collect(self, loop: Loop, k: int, rows: str, first: int, end: int) -> list[str]:
         """Takes the entries that some turns have set out of a list; returns the names of ops."""
