@@ -76,7 +76,7 @@ class PlanOptions:
         besides may read values of the forward pass. The plan is the cheapest one, within the proven
         gap, of those that hold to both.
       rewrites: How ops may be split that would need too much of the budget: "tiles", along an axis
-        of their values. () leaves all ops as they are.
+        of their values; "segments", loops by their turns. () leaves all ops as they are.
       rounding: Whether sums may be added up in another order, part by part, so that more ops can be
         split. The numbers are then the model's up to the last bits; micro-batches do the same.
 

@@ -217,8 +217,8 @@ def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> b
 
 
 def _divisors(length: int, least: int) -> Iterator[int]:
-    """Yields the smallest divisor that is not below `least`, or else the largest, and the one below:
-    tiles of more than one entry may be exact where others are not."""
+    """Yields the smallest divisor that is not below `least`, or else the largest, and the one below
+    it: tiles of more than one entry may be exact where others are not."""
     found = [n for n in range(2, min(length, MOST_TILES) + 1) if length % n == 0]
     enough = [n for n in found if n >= least]
     largest = enough[0] if enough else max(found, default=0)

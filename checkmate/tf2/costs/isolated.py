@@ -16,6 +16,7 @@ from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.in_place import Group
 from checkmate.tf2.graph.operations import (
     can_be_copied,
+    has_bodies,
     is_constant,
     role_of,
     source_of,
@@ -48,9 +49,8 @@ class IsolatedOps:
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
-        if len(group) > 1 and any(
-            tensor.dtype in (tf.resource, tf.variant) for tensor in group[-1].inputs
-        ):
+        opaque = any(tensor.dtype in (tf.resource, tf.variant) for tensor in group[-1].inputs)
+        if len(group) > 1 and opaque and not has_bodies(group[-1]):
             # Without the final write to a variable, which takes the buffer of what it writes. That
             # buffer is workspace, not value.
             self.group, self.values = group[:-1], ()

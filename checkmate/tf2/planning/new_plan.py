@@ -26,7 +26,7 @@ from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.refusal import Refusal
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.report import Report
-from checkmate.tf2.rewrites.split import Split, Splits, largest_need
+from checkmate.tf2.rewrites.split import Split, Splits
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
@@ -134,7 +134,7 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
     whole = Tried(PlanSearch(task, costs, piece_bytes))
     splits = Splits(task.traced, asked.split)
     room = task.memory.activation_budget_bytes
-    large = largest_need(splits.function) > TUNING.split_share * room
+    large = splits.largest_bytes > TUNING.split_share * room
     tried = [] if large else [_run(whole)]
     best = tried[-1] if tried else whole
     if best.cost > (1 + TUNING.split_worth) * plain_s and asked.split.kinds:

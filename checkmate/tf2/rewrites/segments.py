@@ -78,7 +78,7 @@ def in_segments(traced: TracedStep, counts: Mapping[str, int]) -> TracedStep | N
     if not pairs:
         return None
     writer = _SegmentWriter(traced, pairs, counts)
-    for operation in reachable(traced.flat.graph):
+    for operation in traced.order:
         writer.write(operation)
     outputs = [writer.names[tensor.ref()] for tensor in traced.flat.outputs]
     flat = writer.writer.function_like(traced.flat, outputs)

@@ -10,10 +10,11 @@ from checkmate.tf2.axes.regions import Region, largest_need, regions_of
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.rewrites.exact import same_bits
+from checkmate.tf2.rewrites.segments import pairs_of, segmented
 from checkmate.tf2.rewrites.tiles import tiled
 
-KINDS = ("tiles",)
-"""The ways to split an op: along an axis of its values."""
+KINDS = ("tiles", "segments")
+"""The ways to split an op: along an axis of its values; a loop by its turns."""
 
 MOST_TRIES = 4
 """How often the bytes of an op are halved, at most."""
@@ -45,6 +46,7 @@ class Splits:
     traced: TracedStep
     allowed: Split
     _function: Function | None = field(default=None)
+    _largest: int | None = None
     _tiled: tuple[list[Region], TracedStep] | None = field(default=None)
 
     @property
@@ -53,11 +55,19 @@ class Splits:
             self._function = Function(self.traced.flat.graph, self.traced.function.graph)
         return self._function
 
+    @property
+    def largest_bytes(self) -> int:
+        """The most bytes that an op reads and makes, or that a loop leaves its gradient."""
+        if self._largest is None:
+            stacks = [pair.stack_bytes for pair in pairs_of(self.traced)]
+            self._largest = max([largest_need(self.function), *stacks])
+        return self._largest
+
     def at(self, split: Split) -> TracedStep | None:
-        traced = None
-        if "tiles" in split.kinds:
-            traced = self._in_tiles(split)
-        return traced
+        tiles = self._in_tiles(split) if "tiles" in split.kinds else None
+        if "segments" not in split.kinds:
+            return tiles
+        return segmented(tiles or self.traced, split.above_bytes) or tiles
 
     def _in_tiles(self, split: Split) -> TracedStep | None:
         most, before = split.above_bytes, self._tiled
@@ -71,11 +81,11 @@ class Splits:
     def within(self, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
         """Yields splits in ever smaller parts, so that some ops together fit in `room_bytes`, as
         long as parts get smaller."""
-        most, last = min(largest_need(self.function), room_bytes) // 2, self.traced
+        most, last = min(self.largest_bytes, room_bytes) // 2, self.traced
         for _ in range(MOST_TRIES):
             split = replace(self.allowed, above_bytes=most)
             found = self.at(split)
-            if found is not None and found is not last:
+            if found is not None and len(found.graph) != len(last.graph):
                 yield split, found
                 last = found
             most //= 2
