@@ -49,8 +49,8 @@ class IsolatedOps:
 
     def __init__(self, group: Group, values: Group, taken: Group, times: int = 1):
         self.group, self.values, self.taken, self.times = group, values, taken, times
-        opaque = any(tensor.dtype in (tf.resource, tf.variant) for tensor in group[-1].inputs)
-        if len(group) > 1 and opaque and not has_bodies(group[-1]):
+        read = group[-1].inputs if len(group) > 1 and not has_bodies(group[-1]) else ()
+        if any(tensor.dtype in (tf.resource, tf.variant) for tensor in read):
             # Without the final write to a variable, which takes the buffer of what it writes. That
             # buffer is workspace, not value.
             self.group, self.values = group[:-1], ()
