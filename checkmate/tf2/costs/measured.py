@@ -21,6 +21,7 @@ from checkmate.tf2.costs.cache import Entries, Measurement, cost_cache
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.roofline import roofline, unit
 from checkmate.tf2.graph.bodies import called
+from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.trace import TracedStep
 
 MEASURED_TIME, MEASURED_BYTES = 0.001, 0.003
@@ -42,6 +43,26 @@ class Costs:
 
     graph: DFGraph
     footprints: dict[str, Footprint]
+
+
+def in_parts(
+    traced: TracedStep, whole: Costs, whole_traced: TracedStep, cost_model: str | CostModel
+) -> Costs:
+    """The costs of a step of which ops are split. Loops are estimated: all segments of all loops
+    together last as long as the whole loops."""
+    costs = costs_of(traced, cost_model)
+    loops, before = _loops(traced), _loops(whole_traced)
+    here = sum(costs.graph.ops[k].cost for k in loops)
+    scale = sum(whole.graph.ops[k].cost for k in before) / here if here else 1.0
+    ops = [
+        replace(op, cost=scale * op.cost) if k in loops else op
+        for k, op in enumerate(costs.graph.ops)
+    ]
+    return replace(costs, graph=replace(costs.graph, ops=tuple(ops)))
+
+
+def _loops(traced: TracedStep) -> set[int]:
+    return {k for k, group in enumerate(traced.groups) if any(map(is_loop, group))}
 
 
 def with_costs(

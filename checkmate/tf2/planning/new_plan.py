@@ -15,7 +15,7 @@ from typing import Any
 from checkmate.core.replay import floor
 from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
-from checkmate.tf2.costs.measured import Costs, costs_of
+from checkmate.tf2.costs.measured import Costs, costs_of, in_parts
 from checkmate.tf2.execution.replay import OutputBuffers, Replayed
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.budget import RESERVES
@@ -142,7 +142,7 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
             best.search.pause()
             part = task.of_parts(traced)
             with task.clock.phase("measuring ops"):
-                found = costs_of(traced, asked.cost_model)
+                found = in_parts(traced, costs, task.traced, asked.cost_model)
             tried.append(_run(Tried(PlanSearch(part, found, piece_bytes), split)))
             better = tried[-1].cost < best.cost
             best = tried[-1] if better or not best.found else best
