@@ -211,8 +211,11 @@ class OpSizes:
 
     def of_outputs(self, operation: tf.Operation) -> tuple[int, ...]:
         """Bytes of each output of an op; 0 for one that only a loop's next iteration reads."""
+        replaced = is_replaced(operation)
         return tuple(
-            0 if is_loop(operation) and not tensor.consumers() else self._size_of(tensor)
+            0
+            if replaced or (is_loop(operation) and not tensor.consumers())
+            else self._size_of(tensor)
             for tensor in operation.outputs
         )
 
@@ -236,7 +239,7 @@ class OpSizes:
                 size = self._estimates[tensor.ref()] = self._estimate(operation, k)
                 self.estimated.append(operation)
             total += size
-        return total
+        return 0 if is_replaced(operation) else total
 
     def _sizes(self, operation: tf.Operation) -> list[int]:
         """Bytes of each output; the outputs of a loop or condition count as one."""
@@ -273,6 +276,16 @@ class OpSizes:
     def _size_of(self, tensor: tf.Tensor) -> int:
         size = tensor_bytes(tensor)
         return self._estimates.get(tensor.ref(), 0) if size is None else size
+
+
+def is_replaced(operation: tf.Operation) -> bool:
+    """True for a list of zeros that only a loop reads, which returns it with other entries: one by
+    one they take the place of the zeros, and count as the loop's."""
+    lists = bool(operation.outputs) and operation.outputs[0].dtype == tf.variant
+    if not lists or rule_of(operation.type).fills_with != 0:
+        return False
+    readers = operation.outputs[0].consumers()
+    return len(readers) == 1 and is_loop(readers[0])
 
 
 def _small_threshold(sizes: list[int]) -> int:
