@@ -4,6 +4,7 @@ graph that is being traced."""
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
 ADD, MULTIPLY, RESHAPE = "AddV2", "Mul", "Reshape"
 """Types of ops that callers of `GraphWriter.add` write."""
+
+MOST_AXES = 7
+"""TensorFlow's `Slice` takes tensors of no more."""
 
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
@@ -177,12 +181,21 @@ class GraphWriter:
         self, value: str, like: tf.Tensor, axis: int, begin: int, width: int, *, name: str
     ) -> str:
         """Writes the entries of a value from `begin` on along an axis."""
-        shape = like.shape.as_list()
-        first, shape[axis] = [0] * len(shape), width
-        first[axis] = begin
-        bounds = [self.constant(each, tf.int32) for each in (first, shape)]
-        node = self._node(name, "Slice", [value, *bounds], T=like.dtype, Index=tf.int32)
-        return f"{node.name}:0"
+        shape, dtype = like.shape.as_list(), like.dtype
+        whole = [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
+        many = len(shape) > MOST_AXES
+        if many:
+            value = self.add(RESHAPE, [value, self.constant(whole, tf.int32)], dtype, name=name)
+        read, cut = (whole, 1) if many else (shape, axis)
+        first = [begin if k == cut else 0 for k in range(len(read))]
+        size = [width if k == cut else length for k, length in enumerate(read)]
+        bounds = [self.constant(each, tf.int32) for each in (first, size)]
+        node = self._node(name, "Slice", [value, *bounds], T=dtype, Index=tf.int32)
+        if not many:
+            return f"{node.name}:0"
+        shape[axis] = width
+        part = self.constant(shape, tf.int32)
+        return self.add(RESHAPE, [f"{node.name}:0", part], dtype, name=name)
 
     def concat(self, parts: Names, axis: int, dtype: tf.DType, *, name: str) -> str:
         read = [*parts, self.constant(axis, tf.int32)]

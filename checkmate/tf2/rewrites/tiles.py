@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Draw, Node
 from checkmate.tf2.axes.regions import Region
-from checkmate.tf2.graph.graph_writer import ADD, RESHAPE, GraphCopy, GraphWriter
+from checkmate.tf2.graph.graph_writer import ADD, MOST_AXES, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import is_argument, is_constant
 from checkmate.tf2.graph.sizes import known_bytes
@@ -185,7 +185,7 @@ def joined(
         parts = [writer.add(RESHAPE, [part, split], dtype, name=name) for part in parts]
         whole = writer.concat(parts, axis + 1, dtype, name=name)
         return writer.add(RESHAPE, [whole, writer.constant(shape, tf.int32)], dtype, name=name)
-    if not in_place:
+    if not in_place or len(shape) > MOST_AXES:
         return writer.concat(parts, axis, dtype, name=name)
     whole = writer.zeros(tensor, name=name)
     for k, part in enumerate(parts):
