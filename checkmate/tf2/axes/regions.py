@@ -189,7 +189,9 @@ class _Step:
         for each in self._at(region):
             tensors = {tensor.ref(): tensor for tensor in (*each.inputs, *each.outputs)}
             parts = sum(self.size(tensors[ref]) for ref in tensors.keys() & inside.keys())
-            most = max(most, self.needs(each) - parts * (1 - 1 / region.tiles))
+            added = _summed(region.nodes.get(each))  # a tile's sum, and that of those before
+            parts_left = parts * (1 - 1 / region.tiles) - sum(map(self.size, added))
+            most = max(most, self.needs(each) - parts_left)
         return most, -sum(map(self.size, inside.values())) * (1 - 1 / region.tiles)
 
     def _at(self, region: Region) -> set[tf.Operation]:
@@ -207,6 +209,11 @@ class _Step:
                 readers = tensor.consumers() if is_part and tensor.ref() in self.large else []
                 if readers and all(_reads_part(region, o, tensor) for o in readers):
                     yield tensor
+
+
+def _summed(node: Node | None) -> list[tf.Tensor]:
+    pairs = zip(node.operation.outputs, node.answer.outputs, strict=False) if node else ()
+    return [tensor for tensor, relation in pairs if relation.kind is Kind.SUMMED]
 
 
 def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bool:

@@ -3,6 +3,7 @@ one size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ _SHAPES = ("output_shapes", "_output_shapes")
 _NO_SHAPE = (tf.variant, tf.resource)
 _FIRST = "first_example:0"
 
+
+FOLDED = 1024
+"""A constant of one number and more elements is made where it is read: TensorFlow would keep it."""
 
 OTHER_EXAMPLES = (
     "An op reads or adds to entries of other examples of the batch than those of its slice, by"
@@ -146,6 +150,9 @@ class SliceWriter:
                 shape = part_shape(shape, relation, self._examples, self._size)
             if known.size > 1 and one_number(known):
                 number = writer.constant(known.flat[0], tensor.dtype)
+                if math.prod(shape) > FOLDED:
+                    name = f"{tensor.op.name}/number"
+                    number = writer.not_folded(number, tensor.dtype, name=name)
                 read = [writer.constant(np.asarray(shape, np.int32), tf.int32), number]
                 self._constants[key] = writer.add("Fill", read, tensor.dtype, name=tensor.op.name)
             else:
