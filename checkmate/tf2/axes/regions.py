@@ -159,17 +159,22 @@ class _Step:
         Whether copies are exact takes long to find out: that is asked of regions in the order of
         what they would save.
         """
-        tensors = {t.ref(): t for t in (*operation.outputs, *operation.inputs)}.values()
-        largest = max(tensors, key=self.size)
+        tensors = {t.ref(): t for t in (*operation.outputs, *operation.inputs)}
+        most = max(map(self.size, tensors.values()))
+        largest = [each for each in tensors.values() if 2 * self.size(each) >= most]
         wanted = math.ceil(self.needs(operation) / self.most_bytes)
-        lengths = enumerate(largest.shape.as_list())
-        cuts = [(axis, n) for axis, length in lengths for n in _divisors(length or 1, wanted)]
-        hoped = {cut: self._needed(self._spread(largest, *cut, None), operation) for cut in cuts}
+        cuts = [
+            (tensor, axis, n)
+            for tensor in {t.ref(): t for each in largest for t in _reshaped(each)}.values()
+            for axis, length in enumerate(tensor.shape.as_list())
+            for n in _divisors(length or 1, wanted)
+        ]
+        hoped = [self._needed(self._spread(*cut, None), operation) for cut in cuts]
         best, least = None, (float(self.needs(operation)), 0.0)
-        for cut in sorted(cuts, key=hoped.__getitem__):
-            if hoped[cut] >= least:
+        for k in sorted(range(len(cuts)), key=hoped.__getitem__):
+            if hoped[k] >= least:
                 break
-            region = self._spread(largest, *cut, self.exact)
+            region = self._spread(*cuts[k], self.exact)
             if (needed := self._needed(region, operation)) < least:
                 best, least = region, needed
         return best
@@ -207,8 +212,22 @@ class _Step:
             for tensor, relation in zip(operation.outputs, node.answer.outputs, strict=False):
                 is_part = relation.kind is Kind.BATCHED and tensor.ref() not in self.results
                 readers = tensor.consumers() if is_part and tensor.ref() in self.large else []
-                if readers and all(_reads_part(region, o, tensor) for o in readers):
+                if readers and all(reads_part(region, o, tensor) for o in readers):
                     yield tensor
+
+
+def _reshaped(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """A tensor, and those of other shapes that are made of it, or it of them: rows that are merged
+    into one axis can be cut as they were before."""
+    views = [tensor.op, *tensor.consumers()]
+    found = [
+        each
+        for view in views
+        if role_of(view) is Role.VIEW
+        for each in (view.inputs[0], *view.outputs)
+        if each.shape.is_fully_defined() and each.dtype == tensor.dtype
+    ]
+    return [tensor, *found]
 
 
 def _summed(node: Node | None) -> list[tf.Tensor]:
@@ -216,7 +235,8 @@ def _summed(node: Node | None) -> list[tf.Tensor]:
     return [tensor for tensor, relation in pairs if relation.kind is Kind.SUMMED]
 
 
-def _reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bool:
+def reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bool:
+    """True for an op of a region that reads a value as its tiles have made it."""
     node = region.nodes.get(operation)
     return node is not None and all(
         use.node is not None for use in node.inputs if use.tensor is tensor

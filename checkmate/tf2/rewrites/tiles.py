@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Draw, Node
-from checkmate.tf2.axes.regions import Region
+from checkmate.tf2.axes.regions import Region, reads_part
 from checkmate.tf2.graph.graph_writer import ADD, MOST_AXES, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import is_argument, is_constant
@@ -27,6 +27,9 @@ from checkmate.tf2.rewrites.slice_writer import SliceWriter
 SHARE_IN_PLACE = 1 / 8
 """A value that is put together and has at least this share of the bytes allowed is written part by
 part into its memory."""
+
+SMALL = 1 / 16
+"""An output is small next to another of the same op up to this share."""
 
 
 def tiled(
@@ -55,6 +58,7 @@ class TiledCopy(GraphCopy):
         self._region = {operation: region for region in regions for operation in region.nodes}
         self._place = {operation: k for k, operation in enumerate(traced.order)}
         self._known, constants = function.value, Constants(self.writer)
+        self._wholes: dict[Node, list[Whole]] = {}
         new = partial(Tile, self, traced.flat, function.value, constants)
         self._tiles = {
             region: [new(region.tiles, k) for k in range(region.tiles)] for region in regions
@@ -119,7 +123,29 @@ class TiledCopy(GraphCopy):
                 wanted.add(each)
         nodes = [region.nodes[o] for o in sorted(wanted, key=self._place.__getitem__)]
         for tile in tiles:
-            tile.write([node for node in nodes if not tile.copies_of(node.operation)], ())
+            for node in [each for each in nodes if not tile.copies_of(each.operation)]:
+                tile.write([node], ())
+                tile.take_apart(node)
+                for whole in self._wholes_of(node):
+                    whole.add(tile.made(node, whole.tensor))
+
+    def _wholes_of(self, node: Node) -> list[Whole]:
+        """The outputs of an op that are read as a whole. Their parts are put together tile by tile,
+        so that they need not be in memory together."""
+        if node not in self._wholes:
+            region, results = self._region[node.operation], self._traced.flat.outputs
+            self._wholes[node] = [
+                Whole(self.writer, tensor, relation, region.tiles, self._is_large(tensor))
+                for tensor, relation in zip(
+                    node.operation.outputs, node.answer.outputs, strict=True
+                )
+                if any(tensor is each for each in results)
+                or not all(reads_part(region, reader, tensor) for reader in tensor.consumers())
+            ]
+        return self._wholes[node]
+
+    def _is_large(self, tensor: tf.Tensor) -> bool:
+        return known_bytes([tensor]) >= SHARE_IN_PLACE * self._most_bytes
 
     def _prepare(self, node: Node) -> None:
         """Writes what a copy reads, or waits for, that is the same for all tiles."""
@@ -155,42 +181,59 @@ class TiledCopy(GraphCopy):
     def _joined(self, tensor: tf.Tensor) -> str:
         operation = tensor.op
         self._run(operation)
-        region = self._region[operation]
-        node = region.nodes[operation]
-        parts = [tile.made(node, tensor) for tile in self._tiles[region]]
-        relation = node.answer.outputs[tensor.value_index]
-        in_place = known_bytes([tensor]) >= SHARE_IN_PLACE * self._most_bytes
-        return joined(self.writer, tensor, relation, parts, in_place=in_place)
+        wholes = self._wholes_of(self._region[operation].nodes[operation])
+        return next(each.name() for each in wholes if each.tensor is tensor)
 
 
-def joined(
-    writer: GraphWriter,
-    tensor: tf.Tensor,
-    relation: Relation,
-    parts: Sequence[str],
-    *,
-    in_place: bool = False,
-) -> str:
-    """Writes the whole of a value that tiles have made in parts; with `in_place` each into the
-    memory of the whole, so that they need not be in memory together."""
-    dtype, name = tensor.dtype, f"{tensor.op.name}/joined"
-    if relation.kind is Kind.SUMMED:
-        return reduce(lambda sum_, part: writer.add(ADD, [sum_, part], dtype, name=name), parts)
-    if relation.kind is not Kind.BATCHED:
-        return parts[0]
-    shape, axis, blocks = tensor.shape.as_list(), relation.axis, relation.blocks
-    width = shape[axis] // blocks // len(parts)
-    if blocks > 1:  # an axis that is two meanwhile
-        split = writer.constant([*shape[:axis], blocks, width, *shape[axis + 1 :]], tf.int32)
-        parts = [writer.add(RESHAPE, [part, split], dtype, name=name) for part in parts]
-        whole = writer.concat(parts, axis + 1, dtype, name=name)
-        return writer.add(RESHAPE, [whole, writer.constant(shape, tf.int32)], dtype, name=name)
-    if not in_place or len(shape) > MOST_AXES:
-        return writer.concat(parts, axis, dtype, name=name)
-    whole = writer.zeros(tensor, name=name)
-    for k, part in enumerate(parts):
-        whole = writer.update(whole, part, tensor, axis, k * width, width, name)
-    return whole
+class Whole:
+    """A value that tiles make in parts, as a whole; with `in_place` each part is written into the
+    memory of the whole."""
+
+    def __init__(
+        self,
+        writer: GraphWriter,
+        tensor: tf.Tensor,
+        relation: Relation,
+        tiles: int,
+        in_place: bool,
+    ):
+        self.tensor, self._relation, self._writer = tensor, relation, writer
+        self._name = f"{tensor.op.name}/joined"
+        self._parts: list[str] = []
+        self._width = 0
+        if relation.kind is Kind.BATCHED:
+            self._width = tensor.shape[relation.axis] // relation.blocks // tiles
+        one_block = relation.kind is Kind.BATCHED and relation.blocks == 1
+        self._in_place = in_place and one_block and tensor.shape.rank <= MOST_AXES
+        self._count = 0
+
+    def add(self, part: str) -> None:
+        """Adds the part of the next tile."""
+        writer, tensor, name = self._writer, self.tensor, self._name
+        k, self._count = self._count, self._count + 1
+        if self._relation.kind is Kind.SUMMED and self._parts:
+            self._parts = [writer.add(ADD, [*self._parts, part], tensor.dtype, name=name)]
+        elif self._in_place:
+            whole = self._parts[0] if self._parts else writer.zeros(tensor, name=name)
+            axis, width = self._relation.axis, self._width
+            self._parts = [writer.update(whole, part, tensor, axis, k * width, width, name)]
+        else:
+            self._parts.append(part)
+
+    def name(self) -> str:
+        """The name of the whole, once all parts are there."""
+        writer, relation, parts = self._writer, self._relation, self._parts
+        if relation.kind is not Kind.BATCHED or self._in_place:
+            return parts[0]
+        dtype, axis, blocks = self.tensor.dtype, relation.axis, relation.blocks
+        if blocks == 1:
+            return writer.concat(parts, axis, dtype, name=self._name)
+        shape = self.tensor.shape.as_list()  # an axis that is two meanwhile
+        split = writer.constant([*shape[:axis], blocks, self._width, *shape[axis + 1 :]], tf.int32)
+        parts = [writer.add(RESHAPE, [part, split], dtype, name=self._name) for part in parts]
+        whole = writer.concat(parts, axis + 1, dtype, name=self._name)
+        read = [whole, writer.constant(shape, tf.int32)]
+        return writer.add(RESHAPE, read, dtype, name=self._name)
 
 
 class Constants:
@@ -242,6 +285,16 @@ class Tile(SliceWriter):
 
     def made(self, node: Node, tensor: tf.Tensor) -> str:
         return self._made[node][tensor.value_index]
+
+    def take_apart(self, node: Node) -> None:
+        """Copies small outputs of an op that has a larger one, such as the losses that are computed
+        with the gradient of logits: who reads them need not have the others in memory."""
+        outputs = node.operation.outputs
+        largest = max(known_bytes([tensor]) for tensor in outputs)
+        for k, tensor in enumerate(outputs):
+            if tensor.consumers() and known_bytes([tensor]) <= SMALL * largest:
+                read, name = self._made[node], f"{self._name(node.operation)}/output_{k}"
+                read[k] = self.writer.add("Snapshot", [read[k]], tensor.dtype, name=name)
 
     def _name(self, operation: tf.Operation) -> str:
         return f"{operation.name}_tile{self._k}"
