@@ -137,12 +137,14 @@ class _Step:
         return found
 
     def _may_split(self, operation: tf.Operation) -> bool:
-        opaque = any(t.dtype in (tf.variant, tf.resource) for t in operation.outputs)
+        opaque = any(
+            t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined()
+            for t in (*operation.inputs, *operation.outputs)
+        )
         runs_functions = has_bodies(operation) or is_call(operation)
         known = [self.function.value(tensor) is not None for tensor in operation.outputs]
         source = is_argument(operation) or role_of(operation) is Role.SOURCE
-        handles = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-        if handles or opaque or runs_functions or source or not operation.outputs or all(known):
+        if opaque or runs_functions or source or not operation.outputs or all(known):
             return False
         return is_pure(operation, self.function.library)
 
@@ -244,8 +246,8 @@ def reads_part(region: Region, operation: tf.Operation, tensor: tf.Tensor) -> bo
 
 
 def _divisors(length: int, least: int) -> Iterator[int]:
-    """Yields the smallest divisor that is not below `least`, or else the largest, and the one below
-    it: tiles of more than one entry may be exact where others are not."""
+    """Yields the smallest divisor that is not below `least`, or else the largest, and the one
+    below: tiles of more than one entry may be exact where others are not."""
     found = [n for n in range(2, min(length, MOST_TILES) + 1) if length % n == 0]
     enough = [n for n in found if n >= least]
     largest = enough[0] if enough else max(found, default=0)
@@ -314,6 +316,8 @@ class _Spread:
 
     def _fits(self, operation: tf.Operation, answer: Answer, asked: Mapping[int, Relation]) -> bool:
         outputs = answer.outputs
+        if any(self.labels.value(operation.inputs[k]) is None for k in answer.shifted):
+            return False  # whether places are a tile's own shows when the step runs
         kinds = {Kind.BATCHED, Kind.SAME} | ({Kind.SUMMED} if self.sums else set())
         if len(outputs) < len(operation.outputs) or any(r.kind not in kinds for r in outputs):
             return False

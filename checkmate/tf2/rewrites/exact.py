@@ -13,20 +13,22 @@ from dataclasses import replace
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
-from checkmate.tf2.axes.labels import Node
+from checkmate.tf2.axes.labels import Node, Use
 from checkmate.tf2.graph import grappler
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import role_of
-from checkmate.tf2.ops.relation import Kind, Relation
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.rewrites.tiles import Constants, Tile
+
+ENOUGH, MOST_TRIES = 2**16, 64
+"""Small values are tried on other numbers, too, so that so many are seen."""
 
 _FOUND: dict[str, bool] = {}
 
 
 def same_bits(function: Function, node: Node, tiles: int) -> bool:
-    """True for an op whose first tile is equal to that part of the whole in all bits, or which does
+    """True for an op whose tiles are equal to those parts of the whole in all bits, or which does
     not fit in memory as a whole."""
     operation = node.operation
     if role_of(operation) is not Role.KERNEL:
@@ -34,49 +36,42 @@ def same_bits(function: Function, node: Node, tiles: int) -> bool:
     definition = operation.node_def
     definition.name = ""
     del definition.input[:]
-    shapes = [str(tensor.shape) for tensor in operation.inputs]
-    cut = [str(relation) for relation in node.answer.inputs]
-    device = devices.training_device()
-    key = f"{device} {tiles} {shapes} {cut} {definition}"
+    inputs = [f"{tensor.shape} {function.value(tensor)}" for tensor in operation.inputs]
+    relations = [str(each) for each in (*node.answer.inputs, *node.answer.outputs)]
+    key = f"{devices.training_device()} {tiles} {inputs} {relations} {definition}"
     if key not in _FOUND:
         _FOUND[key] = _try(_Alone(function, node, tiles))
     return _FOUND[key]
 
 
 class _Alone:
-    """An op alone, whole and in tiles."""
+    """An op alone, whole and in tiles: the first and the last, as kernels treat what is at an end
+    otherwise."""
 
     def __init__(self, function: Function, node: Node, tiles: int):
         self.writer, self._value = GraphWriter(), function.value
+        operation = node.operation
         self.given = {
             tensor.ref(): f"given_{k}:0"
-            for k, tensor in enumerate(node.operation.inputs)
+            for k, tensor in enumerate(operation.inputs)
             if function.value(tensor) is None
         }
-        operation = node.operation
         made = self.writer.copy(operation, [self.whole(tensor) for tensor in operation.inputs])
+        self._made = {tensor.ref(): f"{made}:{k}" for k, tensor in enumerate(operation.outputs)}
         alone = replace(node, inputs=tuple(use._replace(node=None) for use in node.inputs))
-        tile = Tile(self, function.graph, self._value, Constants(self.writer), tiles, 0)
-        tile.write([alone], ())
-        self.pairs = [
-            (self._part(f"{made}:{k}", tensor, relation, tiles), tile.made(alone, tensor))
-            for k, (tensor, relation) in enumerate(
-                zip(operation.outputs, node.answer.outputs, strict=False)
-            )
-        ]
-
-    def _part(self, whole: str, tensor: tf.Tensor, relation: Relation, tiles: int) -> str:
-        """The first tile's part of a value."""
-        if relation.kind is not Kind.BATCHED:
-            return whole
-        width = tensor.shape[relation.axis] // tiles
-        return self.writer.cut(whole, tensor, relation.axis, 0, width, name="part")
+        outputs = list(zip(operation.outputs, node.answer.outputs, strict=False))
+        constants = Constants(self.writer)
+        self.pairs: list[tuple[str, str]] = []
+        for k in (0,) if node.answer.shifted else (0, tiles - 1):
+            tile = Tile(self, function.graph, self._value, constants, tiles, k)
+            parts = tile.write([alone], [Use(*output, None) for output in outputs])
+            self.pairs += zip(parts, [tile.made(alone, each) for each, _ in outputs], strict=True)
 
     def whole(self, tensor: tf.Tensor) -> str:
         known = self._value(tensor)
-        return (
-            self.given[tensor.ref()] if known is None else self.writer.constant(known, tensor.dtype)
-        )
+        if known is not None:
+            return self.writer.constant(known, tensor.dtype)
+        return self.given.get(tensor.ref()) or self._made[tensor.ref()]
 
     def after(self, operation: tf.Operation) -> Sequence[str]:
         return ()
@@ -97,9 +92,16 @@ def _try(alone: _Alone) -> bool:
     try:
         with tf.init_scope(), tf.device(devices.training_device()):
             function = tf.function(both, autograph=False).get_concrete_function(*specs)
-            return all(bool(each) for each in grappler.run(function, *map(_numbers, specs)))
+            size = max((spec.shape.num_elements() for spec in specs), default=ENOUGH)
+            tries = (
+                grappler.run(function, *[_numbers(spec, (k, t)) for k, spec in enumerate(specs)])
+                for t in range(min(MOST_TRIES, ENOUGH // max(size, 1) + 1))
+            )
+            return all(bool(each) for found in tries for each in found)
     except tf.errors.ResourceExhaustedError:
         return True
+    except tf.errors.OpError:  # such as of a matrix that must be symmetric
+        return False
 
 
 def _equal(whole: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
@@ -107,8 +109,11 @@ def _equal(whole: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all((whole == part) | are_none)
 
 
-def _numbers(spec: tf.TensorSpec) -> tf.Tensor:
+def _numbers(spec: tf.TensorSpec, seed: tuple[int, int]) -> tf.Tensor:
+    """Numbers of which sums and products are rounded, others for each input."""
+    if spec.dtype.is_complex:
+        real = tf.TensorSpec(spec.shape, spec.dtype.real_dtype)
+        return tf.complex(_numbers(real, seed), _numbers(real, (~seed[0], seed[1])))
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)  # such as places
-    numbers = tf.random.stateless_uniform(spec.shape, (0, 1), -1.0, 1.0)
-    return tf.cast(numbers, spec.dtype)
+    return tf.cast(tf.random.stateless_normal(spec.shape, seed, dtype=tf.float64), spec.dtype)

@@ -7,6 +7,7 @@ tile for the backward pass or computes them again, as it pays.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -18,10 +19,10 @@ from checkmate.tf2.axes.labels import Draw, Node
 from checkmate.tf2.axes.regions import Region, reads_part
 from checkmate.tf2.graph.graph_writer import ADD, MOST_AXES, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
-from checkmate.tf2.graph.operations import is_argument, is_constant
+from checkmate.tf2.graph.operations import is_argument, is_constant, source_of
 from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.graph.trace import TracedStep, rewritten
-from checkmate.tf2.ops.relation import Kind, Relation
+from checkmate.tf2.ops.relation import Kind, Relation, part_shape
 from checkmate.tf2.rewrites.slice_writer import SliceWriter
 
 SHARE_IN_PLACE = 1 / 8
@@ -66,7 +67,12 @@ class TiledCopy(GraphCopy):
 
     def write(self) -> list[str]:
         """Writes all ops and returns the names of the outputs."""
+        groups = {group[0]: group for group in self._traced.groups}
         for operation in self._traced.order:
+            # First what a group needs: its ops may run within one kernel, which no op can divide.
+            for tensor in (t for each in groups.get(operation, ()) for t in each.inputs):
+                if source_of(tensor).op in self._region.keys() - {*groups[operation]}:
+                    self.whole(tensor)
             # A constant of which tiles read parts alone is not needed.
             alone = is_argument(operation) or is_constant(operation)
             if not alone and operation not in self._region:
@@ -199,41 +205,55 @@ class Whole:
     ):
         self.tensor, self._relation, self._writer = tensor, relation, writer
         self._name = f"{tensor.op.name}/joined"
+        self._is_cut = relation.kind is Kind.BATCHED
+        self._in_place = in_place and self._is_cut
+        self._like, self._axis = tensor, relation.axis
+        if self._is_cut and _needs_blocks(tensor, relation):
+            self._like, self._axis = _in_blocks(tensor, relation), 2
+        self._width = self._like.shape[self._axis] // tiles if self._is_cut else 0
         self._parts: list[str] = []
-        self._width = 0
-        if relation.kind is Kind.BATCHED:
-            self._width = tensor.shape[relation.axis] // relation.blocks // tiles
-        one_block = relation.kind is Kind.BATCHED and relation.blocks == 1
-        self._in_place = in_place and one_block and tensor.shape.rank <= MOST_AXES
         self._count = 0
 
     def add(self, part: str) -> None:
         """Adds the part of the next tile."""
-        writer, tensor, name = self._writer, self.tensor, self._name
+        writer, like, dtype, name = self._writer, self._like, self.tensor.dtype, self._name
         k, self._count = self._count, self._count + 1
+        if like is not self.tensor:
+            shape = [*like.shape[:2], self._width, like.shape[3]]
+            part = _reshaped(writer, part, shape, dtype, name)
         if self._relation.kind is Kind.SUMMED and self._parts:
-            self._parts = [writer.add(ADD, [*self._parts, part], tensor.dtype, name=name)]
+            self._parts = [writer.add(ADD, [*self._parts, part], dtype, name=name)]
         elif self._in_place:
-            whole = self._parts[0] if self._parts else writer.zeros(tensor, name=name)
-            axis, width = self._relation.axis, self._width
-            self._parts = [writer.update(whole, part, tensor, axis, k * width, width, name)]
+            whole = self._parts[0] if self._parts else writer.zeros(like, name=name)
+            axis, width = self._axis, self._width
+            self._parts = [writer.update(whole, part, like, axis, k * width, width, name)]
         else:
             self._parts.append(part)
 
     def name(self) -> str:
         """The name of the whole, once all parts are there."""
-        writer, relation, parts = self._writer, self._relation, self._parts
-        if relation.kind is not Kind.BATCHED or self._in_place:
-            return parts[0]
-        dtype, axis, blocks = self.tensor.dtype, relation.axis, relation.blocks
-        if blocks == 1:
-            return writer.concat(parts, axis, dtype, name=self._name)
-        shape = self.tensor.shape.as_list()  # an axis that is two meanwhile
-        split = writer.constant([*shape[:axis], blocks, self._width, *shape[axis + 1 :]], tf.int32)
-        parts = [writer.add(RESHAPE, [part, split], dtype, name=self._name) for part in parts]
-        whole = writer.concat(parts, axis + 1, dtype, name=self._name)
-        read = [whole, writer.constant(shape, tf.int32)]
-        return writer.add(RESHAPE, read, dtype, name=self._name)
+        writer, whole, dtype = self._writer, self._parts[0], self.tensor.dtype
+        if self._is_cut and not self._in_place:
+            whole = writer.concat(self._parts, self._axis, dtype, name=self._name)
+        if self._like is self.tensor:
+            return whole
+        return _reshaped(writer, whole, self.tensor.shape, dtype, self._name)
+
+
+def _needs_blocks(tensor: tf.Tensor, relation: Relation) -> bool:
+    """True for an axis that is two meanwhile, and for more axes than kernels cut."""
+    return relation.blocks > 1 or tensor.shape.rank > MOST_AXES
+
+
+def _in_blocks(tensor: tf.Tensor, relation: Relation) -> tf.TensorSpec:
+    """A value as one of four axes: the tiles lie along each of the blocks."""
+    shape, axis, blocks = tensor.shape.as_list(), relation.axis, relation.blocks
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return tf.TensorSpec([before, blocks, shape[axis] // blocks, after], tensor.dtype)
+
+
+def _reshaped(writer: GraphWriter, value: str, shape: Any, dtype: tf.DType, name: str) -> str:
+    return writer.add(RESHAPE, [value, writer.constant(list(shape), tf.int32)], dtype, name=name)
 
 
 class Constants:
@@ -315,14 +335,19 @@ class Tile(SliceWriter):
 
     def _cut_out(self, tensor: tf.Tensor, relation: Relation) -> str:
         writer, name, axis = self.writer, f"{tensor.op.name}_tile{self._k}", relation.axis
-        block = tensor.shape[axis] // relation.blocks
-        width = block // self._examples
-        firsts = [k * block + self._k * width for k in range(relation.blocks)]
+        width = tensor.shape[axis] // relation.blocks // self._examples
         if (known := self._known(tensor)) is not None:
+            every = width * self._examples
+            firsts = [k * every + self._k * width for k in range(relation.blocks)]
             return self._parts_of.parts(known, axis, firsts, width, tensor.dtype)
         whole = self._whole(tensor)
-        parts = [writer.cut(whole, tensor, axis, first, width, name=name) for first in firsts]
-        return writer.concat(parts, axis, tensor.dtype, name=name) if parts[1:] else parts[0]
+        if not _needs_blocks(tensor, relation):
+            return writer.cut(whole, tensor, axis, self._k * width, width, name=name)
+        like, dtype = _in_blocks(tensor, relation), tensor.dtype
+        whole = _reshaped(writer, whole, like.shape, dtype, name)
+        part = writer.cut(whole, like, 2, self._k * width, width, name=name)
+        shape = part_shape(tensor.shape.as_list(), relation, self._examples, 1)
+        return _reshaped(writer, part, shape, dtype, name)
 
     def _first(self, places: int, dtype: tf.DType) -> str:
         return self.writer.constant(self._k * places, dtype)
