@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 import tensorflow as tf
 
@@ -23,7 +24,8 @@ from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.call import Answer, UnknownError
 from checkmate.tf2.ops.indices import is_random
 from checkmate.tf2.ops.relation import SAME, ZERO, Kind, Relation, batched
-from checkmate.tf2.ops.rule import Role
+from checkmate.tf2.ops.rule import Fusion, Role
+from checkmate.tf2.ops.table import rule_of
 
 MOST_TILES = 64
 
@@ -32,6 +34,8 @@ LARGE = 1 / 8
 
 BETWEEN = 4
 """So many ops on small values may lie between two on large values of one region."""
+
+_PAIRED = [Fusion.BIAS_GRADIENT, Fusion.FILTER_GRADIENT]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +109,10 @@ class _Step:
                     found.large[tensor.ref()] = tensor
         found.too_large = sorted(too_large, key=lambda o: -needs[o])
         found.candidates = found._near_large(traced.forward)
+        if exact is not None:  # oneDNN has one kernel for such a pair, which rounds otherwise
+            for pair in chain.from_iterable(map(pairwise, traced.groups)):
+                if [rule_of(each.type).fusion for each in pair] == _PAIRED:
+                    found.candidates.difference_update(pair)
         return found
 
     def size(self, tensor: tf.Tensor) -> int:
