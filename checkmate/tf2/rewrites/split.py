@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from checkmate.tf2.axes.regions import Region, largest_need, regions_of
+from checkmate.tf2.axes.regions import largest_need, regions_of
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.rewrites.exact import same_bits
@@ -47,7 +47,6 @@ class Splits:
     allowed: Split
     _function: Function | None = field(default=None)
     _largest: int | None = None
-    _tiled: tuple[list[Region], TracedStep] | None = field(default=None)
 
     @property
     def function(self) -> Function:
@@ -70,13 +69,11 @@ class Splits:
         return segmented(tiles or self.traced, split.above_bytes) or tiles
 
     def _in_tiles(self, split: Split) -> TracedStep | None:
-        most, before = split.above_bytes, self._tiled
         exact = None if split.sums else partial(same_bits, self.function)
-        regions = regions_of(self.traced, self.function, most, exact)
-        if before is None or not _are_same(regions, before[0]):
-            made = tiled(self.traced, self.function, regions, most) if regions else self.traced
-            self._tiled = before = regions, made
-        return before[1] if regions else None
+        regions = regions_of(self.traced, self.function, split.above_bytes, exact)
+        if not regions:
+            return None
+        return tiled(self.traced, self.function, regions, split.above_bytes)
 
     def within(self, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
         """Yields splits in ever smaller parts, so that some ops together fit in `room_bytes`, as
@@ -89,9 +86,3 @@ class Splits:
                 yield split, found
                 last = found
             most //= 2
-
-
-def _are_same(regions: list[Region], others: list[Region]) -> bool:
-    return [(each.tiles, each.nodes.keys()) for each in regions] == [
-        (each.tiles, each.nodes.keys()) for each in others
-    ]
