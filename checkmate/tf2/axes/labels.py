@@ -79,13 +79,15 @@ class Draw(NamedTuple):
 
     Attributes:
       counter: Index of the input with the generator's count; None if the slice draws other numbers.
-      numbers: How many there are for each example.
+      numbers: How many there are for each example, one after another.
       group: How many are drawn with one count.
+      runs: How often the examples follow each other, as there are axes before theirs.
     """
 
     counter: int | None
     numbers: int = 0
     group: int = 1
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -443,19 +445,17 @@ class Labels:
         there = operation in self.early and (tensor.dtype != tf.variant or not in_part)
         return Use(tensor, relation, None) if there else None
 
-    def draw(self, operation: tf.Operation, relation: Relation) -> Draw | None:
+    def draw(self, operation: tf.Operation, relation: Relation, most_runs: int = 1) -> Draw | None:
         """How a slice draws its part of an op's numbers; None if it cannot."""
         if not may_run_again(operation):
             return Draw(None)
         counter, result = rule_of(operation.type).counter, operation.outputs[0]
-        if counter is None or relation.blocks != 1:
-            return None
-        shape = result.shape.as_list()
-        algorithm = self.value(operation.inputs[_ALGORITHM])
-        if algorithm not in _PHILOX or math.prod(shape[: relation.axis]) != 1:
+        shape, algorithm = result.shape.as_list(), self.value(operation.inputs[_ALGORITHM])
+        runs = math.prod(shape[: relation.axis]) * relation.blocks
+        if counter is None or algorithm not in _PHILOX or runs > most_runs:
             return None
         group = _BYTES // max(4, result.dtype.size)
-        return Draw(counter, math.prod(shape) // self.examples, group)
+        return Draw(counter, math.prod(shape) // (self.examples * runs), group, runs)
 
     def _is_small(self, tensor: tf.Tensor) -> bool:
         return self.keeping is not None and self.keeping.is_small(tensor)

@@ -29,6 +29,9 @@ from checkmate.tf2.ops.table import rule_of
 
 MOST_TILES = 64
 
+MOST_RUNS = 16
+"""A tile draws random numbers of so many places, at most."""
+
 LARGE = 1 / 8
 """A tensor is large if it has at least this share of the bytes of an op that needs too many."""
 
@@ -348,7 +351,7 @@ class _Spread:
                 continue  # it would wait for all tiles
             draw = None
             if is_random(operation.type) and answer.outputs[0].kind is Kind.BATCHED:
-                draw = self.labels.draw(operation, answer.outputs[0])
+                draw = self.labels.draw(operation, answer.outputs[0], MOST_RUNS)
                 if draw is None or draw.counter is None:
                     continue
             node = Node(operation, tuple(uses), answer, draw)

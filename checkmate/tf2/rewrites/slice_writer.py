@@ -135,7 +135,7 @@ class SliceWriter:
         self.reads_first = True
         return self._firsts.setdefault((places, dtype), f"first_{len(self._firsts)}:0")
 
-    def _count(self, draw: Draw, dtype: tf.DType) -> tuple[str, str]:
+    def _count(self, draw: Draw, dtype: tf.DType, run: int) -> tuple[str, str]:
         """The names of the counts before the slice's random numbers, as they are added to the
         generator's, and of how many numbers of the next count are before them."""
         self.reads_first, k = True, len(self._counts)
@@ -258,29 +258,47 @@ class SliceWriter:
         return self.writer.add(MULTIPLY, [first, second], dtype, name="place")
 
     def _drawn(self, node: Node, inputs: list[str], after: list[str]) -> str:
-        """The slice's part of random numbers, cut out of a few more where it begins within a
-        count."""
-        draw, operation, writer = node.draw, node.operation, self.writer
-        assert draw is not None and draw.counter is not None
-        dtype, result = operation.inputs[draw.counter].dtype, operation.outputs[0]
-        counts, rest = self._count(draw, dtype)
-        inputs[draw.counter] = writer.add(
-            ADD, [inputs[draw.counter], counts], dtype, name="counter"
-        )
-        if not self._every * draw.numbers % draw.group:
+        """The slice's part of random numbers, joined where it lies in several places."""
+        draw, result, writer = node.draw, node.operation.outputs[0], self.writer
+        assert draw is not None
+        if draw.runs == 1 and not self._every * draw.numbers % draw.group:
+            self._move(draw, node.operation, inputs, 0)
             return f"{self._copied(node, inputs, after)}:0"
-        needed = self._size * draw.numbers
-        row = -(-(needed + draw.group - 1) // draw.group) * draw.group
-        inputs[0] = writer.constant([row], operation.inputs[0].dtype)
-        drawn = writer.copy(operation, inputs, after=after, name=self._name(operation))
-        self._copies.setdefault(operation, []).append(drawn)
-        size = writer.constant([needed], tf.int32)
-        part = writer.add("Slice", [f"{drawn}:0", rest, size], result.dtype, name="drawn")
-        writer.nodes[-1].attr["Index"].type = tf.int32.as_datatype_enum
+        parts = [self._run(node, list(inputs), after, run) for run in range(draw.runs)]
+        part = writer.concat(parts, 0, result.dtype, name="drawn") if parts[1:] else parts[0]
         relation = node.answer.outputs[0]
         shape = part_shape(result.shape.as_list(), relation, self._examples, self._size)
         read = [part, writer.constant(shape, tf.int32)]
         return writer.add(RESHAPE, read, result.dtype, name="drawn")
+
+    def _move(self, draw: Draw, operation: tf.Operation, inputs: list[str], run: int) -> str:
+        """Has an op begin at the slice's count; returns how many numbers of that are before it."""
+        k = draw.counter
+        assert k is not None
+        dtype = operation.inputs[k].dtype
+        counts, rest = self._count(draw, dtype, run)
+        inputs[k] = self.writer.add(ADD, [inputs[k], counts], dtype, name="counter")
+        return rest
+
+    def _run(self, node: Node, inputs: list[str], after: list[str], run: int) -> str:
+        """The slice's numbers of one run, cut out of a few more where it begins within a count."""
+        draw, operation, writer = node.draw, node.operation, self.writer
+        assert draw is not None
+        rest = self._move(draw, operation, inputs, run)
+        needed, more = self._size * draw.numbers, draw.group - 1
+        if not self._every * draw.numbers % draw.group:
+            more = 0
+        row = -(-(needed + more) // draw.group) * draw.group
+        inputs[0] = writer.constant([row], operation.inputs[0].dtype)
+        drawn = writer.copy(operation, inputs, after=after, name=self._name(operation))
+        self._copies.setdefault(operation, []).append(drawn)
+        if row == needed:
+            return f"{drawn}:0"
+        size = writer.constant([needed], tf.int32)
+        dtype = operation.outputs[0].dtype
+        part = writer.add("Slice", [f"{drawn}:0", rest, size], dtype, name="drawn")
+        writer.nodes[-1].attr["Index"].type = tf.int32.as_datatype_enum
+        return part
 
     def ensured(self, node: Node) -> None:
         """Tells the shape of a variable that a function reads, as its handle does not."""

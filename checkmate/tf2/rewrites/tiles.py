@@ -352,6 +352,7 @@ class Tile(SliceWriter):
     def _first(self, places: int, dtype: tf.DType) -> str:
         return self.writer.constant(self._k * places, dtype)
 
-    def _count(self, draw: Draw, dtype: tf.DType) -> tuple[str, str]:
-        count, rest = divmod(self._k * draw.numbers, draw.group)
+    def _count(self, draw: Draw, dtype: tf.DType, run: int) -> tuple[str, str]:
+        before = (run * self._examples + self._k) * draw.numbers
+        count, rest = divmod(before, draw.group)
         return self.writer.constant([count, 0], dtype), self.writer.constant([rest], tf.int32)
