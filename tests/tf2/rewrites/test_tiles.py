@@ -1,0 +1,168 @@
+"""Ops in tiles: the same bits whatever a plan computes again, or the same to rounding where sums
+may be added up otherwise; states once; less memory, as predicted."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from plans import random_plan
+from programs import double
+from slices_oracle import traced_on
+from tiled_nets import STEPS, mixed_precision, two_layers
+from tiles_oracle import check, numbers, parts
+
+import checkmate
+from checkmate.core.files import fingerprint
+from checkmate.core.replay import replay
+from checkmate.solvers.solve import solve
+from checkmate.tf2 import device as devices
+from checkmate.tf2.graph.graph_writer import GraphWriter
+from checkmate.tf2.ops.relation import batched
+from checkmate.tf2.rewrites.tiles import Tile, joined
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+SLOW = {"attention", "grouped_queries", "normalized_images", "second_derivatives", "loops"}
+PROGRAMS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STEPS]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_bit_is_the_same(name):
+    keras.utils.set_random_seed(0)
+    check(STEPS[name], plans=[partial(random_plan, seed=0)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_sums_are_the_same_to_rounding(name):
+    with double():
+        check(STEPS[name], sums=True)
+
+
+@pytest.mark.slow
+def test_mixed_precision():
+    keras.utils.set_random_seed(0)
+    check(mixed_precision)
+
+
+def test_places_of_which_only_a_run_tells_are_read_as_a_whole():
+    """Here they are of other rows, too."""
+    table = tf.Variable(tf.random.stateless_normal([48, 64], (1, 2)))
+
+    def step(by):
+        rows = tf.tanh(table)[:, :, None] * tf.ones([4])
+        return tf.gather(rows, tf.minimum(tf.range(48) + by, 47))
+
+    check(lambda: (step, (tf.constant(30),)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "blocks"),
+    [((6, 8), 0, 1), ((3, 24, 2), 1, 3), ((1, 2, 1, 8, 1, 2, 2, 1, 3), 3, 1), ((12,), 0, 2)],
+)
+def test_parts_that_are_joined_are_the_whole(shape, axis, blocks):
+    """An axis that is two meanwhile, and more axes than kernels cut, too."""
+    value, relation = tf.reshape(tf.range(np.prod(shape)), shape), batched(axis, blocks)
+
+    class Around:
+        writer = GraphWriter()
+        whole = staticmethod(lambda tensor: "given:0")
+
+    tiles = [Tile(Around(), tf.Graph(), lambda _: None, None, 2, k) for k in range(2)]
+    with tf.Graph().as_default():
+        like = tf.compat.v1.placeholder(value.dtype, shape)
+    cut = [tile._part(like, relation) for tile in tiles]
+    whole = [joined(Around.writer, like, relation, cut, in_place=each) for each in (False, True)]
+    found = tf.function(lambda x: Around.writer.import_here({"given:0": x}, [*cut, *whole]))(value)
+    pieces = np.split(value.numpy(), 2 * blocks, axis)
+    for k in range(2):
+        assert np.array_equal(found[k], np.concatenate(pieces[k::2], axis))
+        assert np.array_equal(found[2 + k], value)
+
+
+def test_tiles_have_one_constant_where_they_read_the_same_numbers():
+    mask = np.tril(np.ones([64, 64], "float32"))[None].repeat(4, 0) * np.arange(64)
+
+    def step(x):
+        return tf.reduce_max(tf.nn.softmax(x[:, :, None] * x[:, None] * mask), 1)
+
+    traced = traced_on(step, (tf.ones([4, 64]),))
+    found = parts(traced, 4)
+    constants = [o.outputs[0].shape for o in found.flat.graph.get_operations() if o.type == "Const"]
+    assert sum(shape.num_elements() == 64 * 64 for shape in constants) == 1
+
+
+def test_effects_happen_once():
+    """Also where an op waits for a sum that is made in tiles."""
+    step, batch = STEPS["effects"]()
+    traced = traced_on(step, batch)
+    kinds = {"Assert", "AssignAddVariableOp", "AssignVariableOp", "RngReadAndSkip"}
+    ran = [
+        [o.type for o in each.flat.graph.get_operations() if o.type in kinds]
+        for each in (traced, parts(traced, 8))
+    ]
+    assert sorted(ran[0]) == sorted(ran[1]) and kinds <= {*ran[0]}
+
+
+def test_a_step_is_split_in_the_same_way_again():
+    step, batch = STEPS["triplets"]()
+    prints = [fingerprint(parts(traced_on(step, batch), 8).graph) for _ in range(2)]
+    assert prints[0] == prints[1]
+
+
+def test_a_plan_within_less_memory_than_a_plain_op_needs():
+    step, batch = STEPS["triplets"]()
+    traced = traced_on(step, batch)
+    plain = replay(traced.graph, traced.plain_plan()).peak_bytes
+    with pytest.raises(checkmate.InfeasibleBudgetError):
+        solve(traced.graph, plain // 3).plan  # noqa: B018
+    found = parts(traced, 8)
+    plan = solve(found.graph, plain // 3).plan
+    assert replay(found.graph, plan).peak_bytes <= plain // 3
+    for wanted, value in zip(numbers(traced, batch), numbers(found, batch, plan), strict=True):
+        assert value.tobytes() == wanted.tobytes()
+
+
+def compiled(budget="50%", **options):
+    keras.utils.set_random_seed(0)
+    model, x, y = two_layers()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.1)
+    fast = {"cost_model": "roofline", "verbose": False} | options
+    step = checkmate.tf2.compile(model, loss, optimizer, x, y, budget=budget, **fast)
+    return step, [float(step(x, y)) for _ in range(2)], (x, y)
+
+
+@pytest.mark.slow
+def test_a_plan_file_holds_how_ops_are_split(tmp_path):
+    path = tmp_path / "plan.json"
+    step, losses, _ = compiled(plan=path)
+    assert step.planned.split
+    again, same, _ = compiled(plan=path)
+    assert again.planned.split == step.planned.split and again.plan.steps == step.plan.steps
+    assert same == losses and len(set(losses)) == 2
+
+
+@pytest.mark.slow
+def test_a_user_says_whether_ops_are_split():
+    assert compiled(rounding=True)[0].planned.split.sums
+    with pytest.raises(checkmate.BudgetError):
+        compiled("20%", rewrites=())
+
+
+@pytest.mark.own_process(TF_CPU_ALLOCATOR_USE_BFC="false")
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ("60%", "40%"))
+def test_the_predicted_peak_is_the_allocators(budget):
+    step, _, batch = compiled(budget, cost_model="profile")
+    memory, peaks = step.report().memory, []
+    assert step.planned.split
+    for _ in range(6):
+        planned, flat = step.planned_for(*batch)
+        call = lambda run=planned.run, flat=flat: run(*flat)  # noqa: E731
+        peaks.append(memory.peak(devices.peak_above(devices.training_device(), call)[2]))
+    apart = (np.array(peaks) - step.report().predicted_peak_bytes) / memory.activation_budget_bytes
+    assert apart.max() <= 0.005 and apart.min() >= -0.1, apart
+    assert max(peaks) <= memory.limit_bytes
