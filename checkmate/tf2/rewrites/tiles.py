@@ -70,8 +70,9 @@ class TiledCopy(GraphCopy):
         groups = {group[0]: group for group in self._traced.groups}
         for operation in self._traced.order:
             # First what a group needs: its ops may run within one kernel, which no op can divide.
-            for tensor in (t for each in groups.get(operation, ()) for t in each.inputs):
-                if source_of(tensor).op in self._region.keys() - {*groups[operation]}:
+            group = [o for o in groups.get(operation, ()) if o not in self._region]
+            for tensor in (t for each in group for t in each.inputs):
+                if source_of(tensor).op in self._region:
                     self.whole(tensor)
             # A constant of which tiles read parts alone is not needed.
             alone = is_argument(operation) or is_constant(operation)
