@@ -20,7 +20,7 @@ from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph.graph_writer import GraphWriter
 from checkmate.tf2.ops.relation import batched
-from checkmate.tf2.rewrites.tiles import Tile, joined
+from checkmate.tf2.rewrites.tiles import Tile, Whole
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -74,7 +74,11 @@ def test_parts_that_are_joined_are_the_whole(shape, axis, blocks):
     with tf.Graph().as_default():
         like = tf.compat.v1.placeholder(value.dtype, shape)
     cut = [tile._part(like, relation) for tile in tiles]
-    whole = [joined(Around.writer, like, relation, cut, in_place=each) for each in (False, True)]
+    wholes = [Whole(Around.writer, like, relation, 2, in_place) for in_place in (False, True)]
+    for part in cut:
+        for each in wholes:
+            each.add(part)
+    whole = [each.name() for each in wholes]
     found = tf.function(lambda x: Around.writer.import_here({"given:0": x}, [*cut, *whole]))(value)
     pieces = np.split(value.numpy(), 2 * blocks, axis)
     for k in range(2):
