@@ -4,6 +4,7 @@ try next; for people."""
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from checkmate.printable import printable
 from checkmate.solvers.result import SolveResult, SolveStatus, gap_text
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.units import Bytes, format_bytes, is_share
+
+_PART = re.compile(r"_tile(\d+)|/part_(\d+)")
+"""In the name of an op that is a tile of another, or a segment of a loop: which."""
 
 LAYERS_SHOWN = 6
 """How many of the layers that pay are named in the printed report."""
@@ -194,11 +198,29 @@ class Report:
 
     def _how(self) -> str:
         if self.micro_batches is None:
-            return ""
+            split = " and ".join(self.split_layers)
+            return f" with its largest ops {split}," if split else ""
         count = f" in {self.micro_batches.count} micro-batches of {self.micro_batches.size}"
         again = sum(bool(row.evaluations) for row in self.layers())
         layers = f" and with {again} layer{'s' * (again != 1)} recomputed" if again else ""
         return f"{count}{layers},"
+
+    @property
+    def split_layers(self) -> dict[str, list[str]]:
+        """How the largest ops run, as "in 4 tiles" -> the layers that they are of."""
+        parts: dict[tuple[str, str], int] = {}
+        if self.plain_cost is not None:
+            names = layer_names(self.graph)
+            for op, layer in zip(self.graph.ops, names, strict=True):
+                if found := _PART.search(op.name):
+                    kind = "tiles" if found[1] else "segments"
+                    number = int(found[1] or found[2])
+                    key = kind, layer or op.name[: found.start()]
+                    parts[key] = max(parts.get(key, 0), number + 1)
+        layers: dict[str, list[str]] = {}
+        for (kind, layer), count in parts.items():
+            layers.setdefault(f"in {count} {kind}", []).append(layer)
+        return layers
 
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
@@ -206,6 +228,8 @@ class Report:
         facts = [f"predicted {used} of {allowed}"]
         if self.micro_batches:
             facts.insert(0, f"in {self.micro_batches.count} micro-batches")
+        elif self.split_layers:
+            facts.insert(0, f"largest ops {' and '.join(self.split_layers)}")
         elif self.result is None:
             facts[0] = f"runs unchanged, {facts[0]}"
         if self.result or self.micro_batches:
@@ -356,6 +380,9 @@ class Report:
             kept = format_bytes(micro.kept_bytes)
             numbers = "what Python makes of the batch's size is the whole's"
             rows.append(("micro-batches", f"{split}; sums and results take {kept}; {numbers}"))
+        for how, names in self.split_layers.items():
+            more = f" and {len(names) - LAYERS_SHOWN} more" if len(names) > LAYERS_SHOWN else ""
+            rows.append((how, f"the largest ops of {', '.join(names[:LAYERS_SHOWN])}{more}"))
         if self.tried_slices:
             tried = "; ".join(map(self._tried, self.tried_slices))
             rows.append(("looked at", f"{tried} (slices: time beside those taken)"))
