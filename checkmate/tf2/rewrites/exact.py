@@ -24,6 +24,9 @@ from checkmate.tf2.rewrites.tiles import Constants, Tile
 ENOUGH, MOST_TRIES = 2**16, 64
 """Small values are tried on other numbers, too, so that so many are seen."""
 
+DRAWN = 1_000_003
+"""So many numbers are drawn for a value, and then repeated: no length of an axis divides it."""
+
 _FOUND: dict[str, bool] = {}
 
 
@@ -116,4 +119,7 @@ def _numbers(spec: tf.TensorSpec, seed: tuple[int, int]) -> tf.Tensor:
         return tf.complex(_numbers(real, seed), _numbers(real, (~seed[0], seed[1])))
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)  # such as places
-    return tf.cast(tf.random.stateless_normal(spec.shape, seed, dtype=tf.float64), spec.dtype)
+    size = spec.shape.num_elements()
+    drawn = tf.random.stateless_normal([min(size, DRAWN)], seed, dtype=tf.float64)
+    repeated = tf.tile(tf.cast(drawn, spec.dtype), [-(-size // DRAWN)])
+    return tf.reshape(repeated[:size], spec.shape)
