@@ -59,7 +59,7 @@ LAYERS = {
     # Costs and memory each use the other; files form no circle.
     "tf2.memory": "tf2.execution tf2.costs version unlogged",
     "tf2.report": "tf2.memory solvers.result",
-    "tf2.options": "tf2.costs solvers.solve",
+    "tf2.options": "tf2.costs tf2.rewrites solvers.solve",
     "tf2.rewrites": "tf2.axes tf2.memory tf2.deferred_update",
     "tf2.planning": "tf2.options tf2.report tf2.rewrites solvers.curve progress",
     "tf2.deferred_update": "tf2.graph",

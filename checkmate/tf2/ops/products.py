@@ -23,7 +23,7 @@ def matrix_product(call: Call) -> Signature:
 
 
 def _product(call: Call, first: Labels, second: Labels, output: Labels) -> Signature:
-    """What a fused product adds or multiplies is broadcast to its output."""
+    """A fused product broadcasts to its output what it adds or multiplies."""
     more = tuple(_within(output, call.shape(k)) for k in range(2, len(call.inputs)))
     if more:
         return Signature((first, second, *more), (output,))

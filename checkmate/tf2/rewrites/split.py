@@ -22,8 +22,8 @@ MOST_TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What is split: ops that need more than `above_bytes` without variables and arguments, in
-    these `KINDS` of ways, and with `sums` also where parts of sums are added up in another order.
+    """Ops are split that need more than `above_bytes` without variables and arguments, in these
+    `KINDS` of ways, and with `sums` also where parts of sums are added up in another order.
 
     Examples:
       >>> traced = checkmate.tf2.trace(train_step, images, labels)
