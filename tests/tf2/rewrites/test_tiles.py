@@ -144,7 +144,7 @@ def test_a_plan_file_holds_how_ops_are_split(tmp_path):
     step, losses, _ = compiled()
     step.save(path)
     assert step.planned.split
-    again, same, _ = compiled(plan=path)
+    again, same, _ = compiled("60%", plan=path)
     assert again.planned.split == step.planned.split and again.plan.steps == step.plan.steps
     assert same == losses and len(set(losses)) == 2
 
