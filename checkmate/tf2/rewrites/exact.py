@@ -21,8 +21,9 @@ from checkmate.tf2.graph.operations import role_of
 from checkmate.tf2.ops.rule import Role
 from checkmate.tf2.rewrites.tiles import Constants, Tile
 
-ENOUGH, MOST_TRIES = 2**16, 64
-"""Small values are tried on other numbers, too, so that so many are seen."""
+ENOUGH, MOST_TRIES = 2**22, 64
+"""Numbers of which so many are enough, and tries: kernels round otherwise at a few places alone,
+such as the last rows, and there not all numbers."""
 
 DRAWN = 1_000_003
 """So many numbers are drawn for a value, and then repeated: no length of an axis divides it."""
