@@ -170,7 +170,8 @@ class PlanOptions:
     @property
     def split(self) -> Split:
         """How ops may be split."""
-        return Split(0, tuple(self.rewrites), self.rounding or self.micro_batches != 1)
+        sums = self.rounding or self.micro_batches != 1
+        return Split(0, tuple(self.rewrites), sums, tried=self.cost_model == "profile")
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -179,7 +180,7 @@ class PlanOptions:
         cost_model = getattr(self.cost_model, "__qualname__", self.cost_model)
         micro_batches = () if self.micro_batches == 1 else (self.micro_batches,)
         rules = (self.keep, self.recompute) if self.keep or self.recompute else ()
-        split = () if self.split == Split(0) else (self.split,)
+        split = () if (self.split.kinds, self.rounding) == (KINDS, False) else (self.split,)
         return self.budget, solver, cost_model, self.time_limit_s, *micro_batches, *rules, *split
 
 

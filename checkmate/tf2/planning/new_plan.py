@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,6 +92,8 @@ def new_plan(task: PlanTask) -> Planned:
         return _unchanged(task, costs, report)
     best = _best(task, costs, piece)
     planned = _searched(best, report)
+    if planned is None:
+        return _unchanged(task, costs, replace(report, notes=(*report.notes, *best.why_not)))
     return planned.of_split(task.traced, best.split) if best.split else planned
 
 
@@ -120,6 +122,7 @@ class Tried:
     search: PlanSearch
     split: Split | None = None
     found: Candidate | None = None
+    why_not: tuple[str, ...] = ()
 
     @property
     def cost(self) -> float:
@@ -132,13 +135,12 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
     where they need much of the room, and where that may be cheaper than to compute again."""
     asked, plain_s = task.request.options, costs.graph.total_cost
     whole = Tried(PlanSearch(task, costs, piece_bytes))
-    splits = Splits(task.traced, asked.split)
     room = task.memory.activation_budget_bytes
-    large = splits.largest_bytes > TUNING.split_share * room
+    large = floor(costs.graph).bytes - costs.graph.fixed_bytes > TUNING.split_share * room
     tried = [] if large else [_run(whole)]
     best = tried[-1] if tried else whole
     if best.cost > (1 + TUNING.split_worth) * plain_s and asked.split.kinds:
-        for split, traced in splits.within(room):
+        for split, traced in _splits(task, room):
             best.search.pause()
             part = task.of_parts(traced)
             with task.clock.phase("measuring ops"):
@@ -154,6 +156,17 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
     return best
 
 
+def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
+    with task.clock.phase("splitting"):
+        found = Splits(task.traced, task.request.options.split).within(room_bytes)
+    while True:
+        with task.clock.phase("splitting"):
+            split = next(found, None)
+        if split is None:
+            return
+        yield split
+
+
 def _run(tried: Tried) -> Tried:
     search = tried.search
     if floor(search.graph).bytes + search.memory.other_bytes <= search.task.budget_bytes:
@@ -161,9 +174,9 @@ def _run(tried: Tried) -> Tried:
     return tried
 
 
-def _searched(tried: Tried, report: Report) -> Planned:
-    """The step under the plan of a search. Under budget="auto" it runs unchanged without one: what
-    trains without a plan must not stop."""
+def _searched(tried: Tried, report: Report) -> Planned | None:
+    """The step under the plan of a search. Under budget="auto" None without one: what trains without
+    a plan must not stop."""
     search, found = tried.search, tried.found
     task = search.task
     if found is None:
@@ -180,9 +193,8 @@ def _searched(tried: Tried, report: Report) -> Planned:
         f" unchanged. {error}"
     )
     log.warning(note)
-    return _unchanged(
-        task, search.costs, replace(report, notes=(*report.notes, *search.notes, note))
-    )
+    tried.why_not = (*search.notes, note)
+    return None
 
 
 def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:

@@ -116,7 +116,14 @@ def unchanged(traced: TracedStep, specs: tuple[Any, ...]) -> Callable[..., Any]:
 
 ANY_SIZE = 2**62
 
-PHASES = {"tracing": 1, "measuring ops": 2, "solving": 3, "predicting": 3, "building": 4}
+PHASES = {
+    "tracing": 1,
+    "measuring ops": 2,
+    "splitting": 2,
+    "solving": 3,
+    "predicting": 3,
+    "building": 4,
+}
 """The phases of planning -> their numbers, as progress shows them."""
 
 

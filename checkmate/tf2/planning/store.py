@@ -225,7 +225,8 @@ def _split_of(path: str | os.PathLike, data: dict[str, Any]) -> Split | None:
     kinds = tuple(str(kind) for kind in field(found, "kinds", LIST, where))
     if unknown := set(kinds) - set(KINDS):
         raise refusal(where, f"kinds has {min(unknown)!r}", f"some of {', '.join(KINDS)}")
-    return Split(above, kinds, field(found, "sums", FLAG, where))
+    sums, tried = (bool(field(found, key, FLAG, where)) for key in ("sums", "tried"))
+    return Split(above, kinds, sums, tried)
 
 
 def _refuse_another_step(path: str | os.PathLike, data: dict[str, Any], traced: TracedStep) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from checkmate.tf2.axes.regions import largest_need, regions_of
+from checkmate.tf2.axes.regions import Region, largest_need, regions_of
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.rewrites.exact import same_bits
@@ -25,6 +25,10 @@ class Split:
     """Ops are split that need more than `above_bytes` without variables and arguments, in these
     `KINDS` of ways, and with `sums` also where parts of sums are added up in another order.
 
+    Attributes:
+      tried: Tiles run on random numbers first, and only those are used that have the bits of the
+        whole; else, as on paper, rules alone tell which have.
+
     Examples:
       >>> traced = checkmate.tf2.trace(train_step, images, labels)
       >>> parts = Split(above_bytes=2**20).of(traced)
@@ -33,10 +37,12 @@ class Split:
     above_bytes: int
     kinds: tuple[str, ...] = KINDS
     sums: bool = False
+    tried: bool = True
 
     def of(self, traced: TracedStep) -> TracedStep | None:
         """The trace of the step in parts; None where nothing is split."""
-        return Splits(traced, self).at(self)
+        splits = Splits(traced, self)
+        return splits.written(self, splits.regions(self))
 
 
 @dataclass(slots=True, eq=False)
@@ -45,44 +51,43 @@ class Splits:
 
     traced: TracedStep
     allowed: Split
-    _function: Function | None = field(default=None)
-    _largest: int | None = None
+    function: Function = field(init=False)
+    _stacks: list[int] = field(init=False)
 
-    @property
-    def function(self) -> Function:
-        if self._function is None:
-            self._function = Function(self.traced.flat.graph, self.traced.function.graph)
-        return self._function
+    def __post_init__(self) -> None:
+        self.function = Function(self.traced.flat.graph, self.traced.function.graph)
+        self._stacks = [pair.stack_bytes for pair in pairs_of(self.traced)]
 
     @property
     def largest_bytes(self) -> int:
         """The most bytes that an op reads and makes, or that a loop leaves its gradient."""
-        if self._largest is None:
-            stacks = [pair.stack_bytes for pair in pairs_of(self.traced)]
-            self._largest = max([largest_need(self.function), *stacks])
-        return self._largest
+        return max([largest_need(self.function), *self._stacks])
 
-    def at(self, split: Split) -> TracedStep | None:
-        tiles = self._in_tiles(split) if "tiles" in split.kinds else None
-        if "segments" not in split.kinds:
-            return tiles
-        return segmented(tiles or self.traced, split.above_bytes) or tiles
+    def regions(self, split: Split) -> list[Region]:
+        if "tiles" not in split.kinds:
+            return []
+        exact = partial(same_bits, self.function) if split.tried else lambda node, tiles: True
+        most = split.above_bytes
+        return regions_of(self.traced, self.function, most, None if split.sums else exact)
 
-    def _in_tiles(self, split: Split) -> TracedStep | None:
-        exact = None if split.sums else partial(same_bits, self.function)
-        regions = regions_of(self.traced, self.function, split.above_bytes, exact)
-        if not regions:
-            return None
-        return tiled(self.traced, self.function, regions, split.above_bytes)
+    def written(self, split: Split, regions: list[Region]) -> TracedStep | None:
+        """The trace of the step in these tiles, its loops in segments; None without any."""
+        most, found = split.above_bytes, None
+        if regions:
+            found = tiled(self.traced, self.function, regions, most)
+        if "segments" in split.kinds and self._stacks:
+            return segmented(found or self.traced, most) or found
+        return found
 
     def within(self, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
         """Yields splits in ever smaller parts, so that some ops together fit in `room_bytes`, as
         long as parts get smaller."""
-        most, last = min(self.largest_bytes, room_bytes) // 2, self.traced
+        most, last = min(self.largest_bytes, room_bytes) // 2, None
         for _ in range(MOST_TRIES):
             split = replace(self.allowed, above_bytes=most)
-            found = self.at(split)
-            if found is not None and len(found.graph) != len(last.graph):
+            regions = self.regions(split)
+            parts = [(each.tiles, each.nodes.keys()) for each in regions]
+            now = parts, [-(-stacks // max(1, most)) for stacks in self._stacks]
+            if now != last and (found := self.written(split, regions)) is not None:
                 yield split, found
-                last = found
-            most //= 2
+            most, last = most // 2, now
