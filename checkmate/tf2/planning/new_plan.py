@@ -175,8 +175,8 @@ def _run(tried: Tried) -> Tried:
 
 
 def _searched(tried: Tried, report: Report) -> Planned | None:
-    """The step under the plan of a search. Under budget="auto" None without one: what trains without
-    a plan must not stop."""
+    """The step under the plan of a search. Without one None under budget="auto": what trains
+    without a plan must not stop."""
     search, found = tried.search, tried.found
     task = search.task
     if found is None:
