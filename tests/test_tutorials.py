@@ -21,7 +21,7 @@ import checkmate
 
 ROOT = Path(checkmate.__file__).parents[1]
 FOLDER = ROOT / "tutorials"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.name.split("_")[0]))
 
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs the checkout")
 of_each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -62,7 +62,7 @@ def trains(path):
 def test_they_are_numbered_and_listed():
     numbers = [int(path.name.split("_")[0]) for path in NOTEBOOKS]
     assert numbers == list(range(1, len(NOTEBOOKS) + 1))
-    assert len(NOTEBOOKS) == 9
+    assert len(NOTEBOOKS) == 10
     listed = re.findall(r"\]\((\d\w+\.ipynb)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert listed == [path.name for path in NOTEBOOKS]
 
