@@ -152,8 +152,10 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
                 break
     if not tried or (whole not in tried and best.cost > (1 + TUNING.whole_worth) * plain_s):
         best.search.pause()
-        best = min(best, _run(whole), key=lambda each: each.cost)
-    return best
+        tried.append(_run(whole))
+        best = min(best, whole, key=lambda each: each.cost)
+    # Without a plan, what needs least says what is missing.
+    return best if best.found else min(tried, key=lambda each: floor(each.search.graph).bytes)
 
 
 def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
