@@ -9,7 +9,7 @@ what leaves it is put together, or added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
@@ -132,20 +132,13 @@ class _Step:
         forward or the backward pass."""
         order = [o for o in self.function.order if self._may_split(o)]
         on_large = {o for o in order if any(t.ref() in self.large for t in (*o.inputs, *o.outputs))}
-        after = self._distances(order, on_large, forward, lambda o: [t.op for t in o.inputs])
-        readers = lambda o: [each for t in o.outputs for each in t.consumers()]  # noqa: E731
-        before = self._distances(order[::-1], on_large, forward, readers)
-        return {o for o in order if after[o] + before[o] <= BETWEEN}
-
-    @staticmethod
-    def _distances(order, starts, forward, neighbours):  # type: ignore[no-untyped-def]
-        found: dict[tf.Operation, float] = {}
-        for operation in order:
-            phase = operation.name in forward
-            near = (o for o in neighbours(operation) if (o.name in forward) == phase)
-            nearest = min((found.get(o, math.inf) for o in near), default=math.inf)
-            found[operation] = 0 if operation in starts else nearest + 1
-        return found
+        before = {o: [t.op for t in o.inputs] for o in order}
+        after = {o: [each for t in o.outputs for each in t.consumers()] for o in order}
+        ways = [
+            _distances(order, on_large, forward, before),
+            _distances(order[::-1], on_large, forward, after),
+        ]
+        return {o for o in order if sum(way[o] for way in ways) <= BETWEEN}
 
     def _may_split(self, operation: tf.Operation) -> bool:
         opaque = any(
@@ -227,6 +220,22 @@ class _Step:
                 readers = tensor.consumers() if is_part and tensor.ref() in self.large else []
                 if readers and all(reads_part(region, o, tensor) for o in readers):
                     yield tensor
+
+
+def _distances(
+    order: Sequence[tf.Operation],
+    starts: Collection[tf.Operation],
+    forward: Collection[str],
+    neighbours: Mapping[tf.Operation, Sequence[tf.Operation]],
+) -> dict[tf.Operation, float]:
+    """How far each op is from one of the starts, without leaving the forward or backward pass."""
+    found: dict[tf.Operation, float] = {}
+    for operation in order:
+        phase = operation.name in forward
+        near = (o for o in neighbours[operation] if (o.name in forward) == phase)
+        nearest = min((found.get(o, math.inf) for o in near), default=math.inf)
+        found[operation] = 0 if operation in starts else nearest + 1
+    return found
 
 
 def _reshaped(tensor: tf.Tensor) -> list[tf.Tensor]:
