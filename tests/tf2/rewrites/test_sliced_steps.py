@@ -131,7 +131,7 @@ def test_auto_does_not_split_what_is_bound_together_and_names_the_op():
     assert report.micro_batches is None and step.plan.recomputed
     assert "batch_normalization" in report.notes[-1] and "not split" in report.notes[-1]
     with pytest.raises(checkmate.CheckmateError, match="batch_normalization"):
-        compiled("10MiB", "auto", net=norm)
+        compiled("10MiB", "auto", net=norm, rewrites=())
 
 
 @pytest.mark.slow
