@@ -175,7 +175,9 @@ class SlicePlanner:
 
     def _options(self, less_bytes: int = 0) -> PlanOptions:
         budget = self.task.budget_bytes - less_bytes
-        return replace(self.task.request.options, budget=budget, micro_batches=1, plan=None)
+        asked = self.task.request.options
+        # To look for splits of each size of a slice takes longer than the slices save.
+        return replace(asked, budget=budget, micro_batches=1, plan=None, rewrites=())
 
     def _request(self, traced: TracedStep, options: PlanOptions) -> PlanRequest:
         name, step = traced.graph.name, traced.function

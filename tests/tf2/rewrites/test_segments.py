@@ -18,6 +18,9 @@ from checkmate.tf2.rewrites.segments import in_segments, pairs_of, segmented
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
+QUICK = ("gru", "convolutional")
+
+
 def batch():
     return tf.random.stateless_normal(SHAPE, (3, 4))
 
@@ -55,7 +58,9 @@ def numbers(found, plan, *arguments, steps=2):
     return [each.tobytes() for each in results]
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in DIVIDED]
+)
 def test_every_bit_is_the_same(traced, name):
     found = traced(DIVIDED[name])
     expected = numbers(found, found.plain_plan(), batch())
