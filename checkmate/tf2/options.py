@@ -170,8 +170,7 @@ class PlanOptions:
     @property
     def split(self) -> Split:
         """How ops may be split."""
-        sums = self.rounding or self.micro_batches != 1
-        return Split(0, tuple(self.rewrites), sums, tried=self.cost_model == "profile")
+        return Split(0, tuple(self.rewrites), self.rounding, tried=self.cost_model == "profile")
 
     @property
     def key(self) -> tuple[Any, ...]:
