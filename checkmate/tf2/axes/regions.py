@@ -48,12 +48,6 @@ class Region:
     tiles: int
     nodes: Mapping[tf.Operation, Node]
 
-    @property
-    def is_exact(self) -> bool:
-        """True if nothing is added up over tiles."""
-        found = (r for node in self.nodes.values() for r in node.answer.outputs)
-        return all(relation.kind is not Kind.SUMMED for relation in found)
-
 
 def largest_need(function: Function) -> int:
     """The most bytes that an op reads and makes, without variables and arguments."""

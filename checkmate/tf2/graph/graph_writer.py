@@ -4,7 +4,6 @@ graph that is being traced."""
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -25,9 +24,6 @@ Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
 ADD, MULTIPLY, RESHAPE = "AddV2", "Mul", "Reshape"
 """Types of ops that callers of `GraphWriter.add` write."""
-
-MOST_AXES = 7
-"""TensorFlow's `Slice` takes tensors of no more."""
 
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
@@ -157,9 +153,12 @@ class GraphWriter:
         """A variable's memory, without a copy."""
         return f"{self._node('read', 'ReadVariableOp', [handle], after, dtype=like.dtype).name}:0"
 
-    def allocate(self, like: tf.Tensor, *, after: Names) -> str:
+    def allocate(
+        self, like: tf.Tensor, *, after: Names = (), name: str = "buffer", zeros: bool = False
+    ) -> str:
         shape = self.constant(like.shape.as_list(), tf.int32)
-        node = self._node("buffer", "Empty", [shape], after, dtype=like.dtype)
+        node = self._node(name, "Empty", [shape], after, dtype=like.dtype)
+        node.attr["init"].b = zeros
         self.like[node.name] = (like,)
         return f"{node.name}:0"
 
@@ -181,32 +180,19 @@ class GraphWriter:
         self, value: str, like: tf.Tensor, axis: int, begin: int, width: int, *, name: str
     ) -> str:
         """Writes the entries of a value from `begin` on along an axis."""
-        shape, dtype = like.shape.as_list(), like.dtype
-        whole = [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
-        many = len(shape) > MOST_AXES
-        if many:
-            value = self.add(RESHAPE, [value, self.constant(whole, tf.int32)], dtype, name=name)
-        read, cut = (whole, 1) if many else (shape, axis)
-        first = [begin if k == cut else 0 for k in range(len(read))]
-        size = [width if k == cut else length for k, length in enumerate(read)]
+        first, size = [0] * like.shape.rank, like.shape.as_list()
+        first[axis], size[axis] = begin, width
         bounds = [self.constant(each, tf.int32) for each in (first, size)]
-        node = self._node(name, "Slice", [value, *bounds], T=dtype, Index=tf.int32)
-        if not many:
-            return f"{node.name}:0"
-        shape[axis] = width
-        part = self.constant(shape, tf.int32)
-        return self.add(RESHAPE, [f"{node.name}:0", part], dtype, name=name)
+        node = self._node(name, "Slice", [value, *bounds], T=like.dtype, Index=tf.int32)
+        return f"{node.name}:0"
 
     def concat(self, parts: Names, axis: int, dtype: tf.DType, *, name: str) -> str:
+        """Writes parts, one after another along an axis, as one tensor."""
+        if len(parts) == 1:
+            return parts[0]
         read = [*parts, self.constant(axis, tf.int32)]
         node = self._node(name, "ConcatV2", read, T=dtype, Tidx=tf.int32)
         node.attr["N"].i = len(parts)
-        return f"{node.name}:0"
-
-    def zeros(self, like: tf.Tensor, *, name: str) -> str:
-        shape = self.constant(like.shape.as_list(), tf.int32)
-        node = self._node(name, "Empty", [shape], dtype=like.dtype)
-        node.attr["init"].b = True
         return f"{node.name}:0"
 
     def update(
@@ -233,15 +219,6 @@ class GraphWriter:
         self, kind: str, inputs: Names, dtype: tf.DType, *, after: Names = (), name: str
     ) -> str:
         return f"{self._node(name, kind, inputs, after, T=dtype).name}:0"
-
-    def join(self, parts: Names, dtype: tf.DType, *, name: str) -> str:
-        """Writes parts, one after another, as one tensor."""
-        if len(parts) == 1:
-            return parts[0]
-        inputs = [*parts, self.constant(0, tf.int32)]
-        node = self._node(name, "ConcatV2", inputs, T=dtype, Tidx=tf.int32)
-        node.attr["N"].i = len(parts)
-        return f"{node.name}:0"
 
     def entries(self, of: str, numbers: Sequence[int], like: tf.Tensor, *, name: str) -> str:
         """Writes the entries of these numbers of a list, each `like` one, as one tensor."""

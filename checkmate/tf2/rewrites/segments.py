@@ -195,7 +195,7 @@ class _SegmentWriter(GraphCopy):
         elif operation.type == "TensorListStack" and operation.inputs[0].ref() in self._parts:
             parts = self._parts[operation.inputs[0].ref()]
             result = operation.outputs[0]
-            joined = self.writer.join(parts, result.dtype, name=operation.name)
+            joined = self.writer.concat(parts, 0, result.dtype, name=operation.name)
             self.names[result.ref()] = joined
             self.copies[operation] = (joined.partition(":")[0],)
         else:
@@ -325,7 +325,7 @@ class _SegmentWriter(GraphCopy):
                 parts.insert(place, self._entries(given, numbers, argument, operation))
         if any(reader.type != "TensorListStack" for reader in tensor.consumers()):
             item = item_of(argument)
-            joined = self.writer.join(parts, item.dtype, name=f"{operation.name}/joined")
+            joined = self.writer.concat(parts, 0, item.dtype, name=f"{operation.name}/joined")
             rows = self.writer.list_of(joined, item, name=f"{operation.name}/rows")
             self.names[tensor.ref()] = self._made(rows, operation)
             self._made(joined, operation)

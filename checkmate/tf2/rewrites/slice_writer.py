@@ -265,7 +265,7 @@ class SliceWriter:
             self._move(draw, node.operation, inputs, 0)
             return f"{self._copied(node, inputs, after)}:0"
         parts = [self._run(node, list(inputs), after, run) for run in range(draw.runs)]
-        part = writer.concat(parts, 0, result.dtype, name="drawn") if parts[1:] else parts[0]
+        part = writer.concat(parts, 0, result.dtype, name="drawn")
         relation = node.answer.outputs[0]
         shape = part_shape(result.shape.as_list(), relation, self._examples, self._size)
         read = [part, writer.constant(shape, tf.int32)]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from checkmate.tf2.axes.labels import Draw, Node
 from checkmate.tf2.axes.regions import Region, reads_part
-from checkmate.tf2.graph.graph_writer import ADD, MOST_AXES, RESHAPE, GraphCopy, GraphWriter
+from checkmate.tf2.graph.graph_writer import ADD, RESHAPE, GraphCopy, GraphWriter
 from checkmate.tf2.graph.known_functions import Function
 from checkmate.tf2.graph.operations import is_argument, is_constant, source_of
 from checkmate.tf2.graph.sizes import known_bytes
@@ -28,6 +28,9 @@ from checkmate.tf2.rewrites.slice_writer import SliceWriter
 SHARE_IN_PLACE = 1 / 8
 """A value that is put together and has at least this share of the bytes allowed is written part by
 part into its memory."""
+
+MOST_AXES = 7
+"""TensorFlow's `Slice` takes tensors of no more."""
 
 SMALL = 1 / 16
 """An output is small next to another of the same op up to this share."""
@@ -225,7 +228,7 @@ class Whole:
         if self._relation.kind is Kind.SUMMED and self._parts:
             self._parts = [writer.add(ADD, [*self._parts, part], dtype, name=name)]
         elif self._in_place:
-            whole = self._parts[0] if self._parts else writer.zeros(like, name=name)
+            whole = self._parts[0] if self._parts else writer.allocate(like, name=name, zeros=True)
             axis, width = self._axis, self._width
             self._parts = [writer.update(whole, part, like, axis, k * width, width, name)]
         else:
