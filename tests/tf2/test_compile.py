@@ -36,8 +36,7 @@ def plain(name):
 @functools.cache
 def tight(name):
     def planned(case, optimizer):
-        whole = {"rewrites": ()} if name == "lstm" else {}  # test_segments has laws of its parts
-        step = tightest(case, optimizer, **whole)
+        step = tightest(case, optimizer)
         assert step.report().predicted_peak_bytes <= step.budget_bytes
         return step
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from checkmate.core.replay import floor
+from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.layer_rules import LayerRules
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs, costs_of, in_parts
@@ -23,7 +24,7 @@ from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
-from checkmate.tf2.planning.refusal import Refusal
+from checkmate.tf2.planning.refusal import Refusal, needed_bytes
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.report import Report
 from checkmate.tf2.rewrites.split import Split, Splits
@@ -90,11 +91,7 @@ def new_plan(task: PlanTask) -> Planned:
     report = task.report(costs.graph, plain_peak)
     if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
         return _unchanged(task, costs, report)
-    best = _best(task, costs, piece)
-    planned = _searched(best, report)
-    if planned is None:
-        return _unchanged(task, costs, replace(report, notes=(*report.notes, *best.why_not)))
-    return planned.of_split(task.traced, best.split) if best.split else planned
+    return _searched(task, _best(task, costs, piece), report)
 
 
 def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
@@ -122,7 +119,6 @@ class Tried:
     search: PlanSearch
     split: Split | None = None
     found: Candidate | None = None
-    why_not: tuple[str, ...] = ()
 
     @property
     def cost(self) -> float:
@@ -130,9 +126,10 @@ class Tried:
         return math.inf if cost is None else cost
 
 
-def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
-    """The search that found the cheapest plan, or else the one of the smallest ops. Ops are split
-    where they need much of the room, and where that may be cheaper than to compute again."""
+def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> list[Tried]:
+    """The search that found the cheapest plan; where none was found, the one of the step as it was
+    written, and the one that needs least. Ops are split where they need much of the room, and where
+    that may be cheaper than to compute again."""
     asked, plain_s = task.request.options, costs.graph.total_cost
     whole = Tried(PlanSearch(task, costs, piece_bytes))
     room = task.memory.activation_budget_bytes
@@ -154,8 +151,10 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> Tried:
         best.search.pause()
         tried.append(_run(whole))
         best = min(best, whole, key=lambda each: each.cost)
-    # Without a plan, what needs least says what is missing.
-    return best if best.found else min(tried, key=lambda each: floor(each.search.graph).bytes)
+    if best.found:
+        return [best]
+    least = min(tried, key=lambda each: floor(each.search.graph).bytes)
+    return [whole] if least is whole else [whole, least]
 
 
 def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
@@ -176,18 +175,23 @@ def _run(tried: Tried) -> Tried:
     return tried
 
 
-def _searched(tried: Tried, report: Report) -> Planned | None:
-    """The step under the plan of a search. Without one None under budget="auto": what trains
-    without a plan must not stop."""
-    search, found = tried.search, tried.found
-    task = search.task
-    if found is None:
-        refusal = Refusal(search)  # has looked for the plan with the lowest peak
-        found = search.cheapest()
-    if found is not None:
-        return _built(search, found, report)
-    error = refusal.error()
-    search.forget()  # whoever keeps the error keeps this frame, too
+def _searched(task: PlanTask, forms: Sequence[Tried], report: Report) -> Planned:
+    """The step under the plan of a search; raises the refusal that asks for least without one.
+    Under budget="auto" it runs unchanged then: what trains without a plan must not stop."""
+    refusals: list[InfeasibleBudgetError | NoPlanFoundError] = []
+    notes: list[str] = []
+    for tried in forms:
+        search, found = tried.search, tried.found
+        if found is None:
+            refusal = Refusal(search)  # has looked for the plan with the lowest peak
+            found = search.cheapest()
+        if found is not None:
+            planned = _built(search, found, report)
+            return planned.of_split(task.traced, tried.split) if tried.split else planned
+        refusals.append(refusal.error())
+        notes += search.notes
+        search.forget()  # whoever keeps the error keeps this frame, too
+    error = min(refusals, key=needed_bytes)
     if task.request.options.budget != "auto":
         raise error
     note = (
@@ -195,8 +199,8 @@ def _searched(tried: Tried, report: Report) -> Planned | None:
         f" unchanged. {error}"
     )
     log.warning(note)
-    tried.why_not = (*search.notes, note)
-    return None
+    notes = list(dict.fromkeys([*report.notes, *notes, note]))
+    return _unchanged(task, forms[0].search.costs, replace(report, notes=tuple(notes)))
 
 
 def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import keras
@@ -315,3 +316,13 @@ class Refusal:
         least -= memory.next_batch_bytes - memory.next_batch_bytes // batch
         per_example = max(TUNING.batch_margin * (needed_bytes - least) / (batch - 1), 1)
         return max(0, min(batch - 1, 1 + int((self.search.limit_bytes - least) // per_example)))
+
+
+def needed_bytes(refusal: InfeasibleBudgetError | NoPlanFoundError) -> float:
+    """The budget that would do, as far as a refusal tells."""
+    known = (
+        refusal.smallest_budget_bytes,
+        getattr(refusal, "floor_bytes", None),
+        getattr(refusal, "best_peak_bytes", None),
+    )
+    return next((each for each in known if each), math.inf)

@@ -4,7 +4,6 @@ one of least cost."""
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.new_plan import measured, planned_alone, with_budget
+from checkmate.tf2.planning.refusal import needed_bytes
 from checkmate.tf2.planning.request import Planned, PlanRequest, PlanTask
 from checkmate.tf2.planning.sliced_steps import SlicePlanner
 from checkmate.tf2.report import TriedSlices
@@ -193,7 +193,7 @@ class Rewriting:
                 return self.unsplit()
             except (InfeasibleBudgetError, NoPlanFoundError) as error:
                 self._refusals.append(error)
-        refusal = min(self._refusals, key=_needed_bytes)
+        refusal = min(self._refusals, key=needed_bytes)
         more = NOT_SPLIT.format(why_not) if why_not else SMALLER_DO_NOT_FIT
         if not why_not and next(Slices.halved(self.step.examples), None) is None:
             more = NOT_SPLIT.format(TOO_FEW)
@@ -216,13 +216,3 @@ def rewrites(scratch: Scratch) -> list[Rewrite]:
 def exact(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
     """Those that leave the numbers as they are."""
     return [each for each in rewrites if each.promise > Equal.STATISTICS]
-
-
-def _needed_bytes(refusal: Refused) -> float:
-    """The budget that would do, as far as a refusal tells."""
-    known = (
-        refusal.smallest_budget_bytes,
-        getattr(refusal, "floor_bytes", None),
-        getattr(refusal, "best_peak_bytes", None),
-    )
-    return next((each for each in known if each), math.inf)

@@ -143,7 +143,6 @@ class SlicePlanner:
             report=report,
             rise_bytes=max(each.rise_bytes for each in parts) + known_bytes(run.in_slices.early),
             part=part,
-            split=None,
             record=step.record,
         )
 
@@ -223,8 +222,7 @@ def on_replicas(planned: Planned, traced: Sequence[TracedStep]) -> list[Callable
         return [Replayed(_in_parts(planned, each), planned.plan) for each in traced]
 
     def there(piece: Planned, traced: TracedStep) -> Planned:
-        same = _in_parts(piece, same_graph(traced, piece.traced))
-        return replace(piece, run=Replayed(same, piece.plan))
+        return replace(piece, run=Replayed(same_graph(traced, piece.traced), piece.plan))
 
     return [
         replace(

@@ -453,8 +453,7 @@ def keep(path: Path, planned: Planned) -> None:
 def save(path: str | os.PathLike, planned: Planned) -> None:
     """Writes a planned step as a file, which counts the bytes of the step alone."""
     micro, record = planned.report.micro_batches, planned.record
-    split = (planned.part if planned.in_slices and planned.part else planned).split
-    planned = planned.innermost
+    split, planned = planned.split, planned.innermost
     report = planned.report
     other = report.memory.other_bytes
     write(
