@@ -75,7 +75,16 @@ __all__ = [
 ]
 
 
-_DOORS = ("compile", "dtr", "fits", "function", "max_batch", "rematerialize", "verify")
+_DOORS = (
+    "compile",
+    "dtr",
+    "fits",
+    "function",
+    "max_batch",
+    "max_length",
+    "rematerialize",
+    "verify",
+)
 
 
 def __getattr__(name: str):

@@ -20,7 +20,7 @@ ROOT = Path(checkmate.__file__).parent
 
 DOORS = (
     *("compile", "training_step", "function", "planned_function", "fit", "keras2"),
-    *("distribute", "replicas", "max_batch", "fits", "out_of_memory", "verify"),
+    *("distribute", "replicas", "max_batch", "max_length", "fits", "out_of_memory", "verify"),
 )
 """What people call of tf2, and the files that it consists of. They may import one another, in no
 circle."""

@@ -254,3 +254,16 @@ def listed(known: Collection[str], also: str = "") -> Callback:
         return found
 
     return read
+
+
+rewrites_option = click.option(
+    "--rewrites",
+    default="tiles,segments",
+    show_default=True,
+    metavar="KINDS",
+    callback=listed(("tiles", "segments"), also="none"),
+    help="How ops may be split that need too much: along an axis; loops, by turns; or none.",
+)
+rounding_option = click.option(
+    "--rounding", is_flag=True, help="Also split sums, which are then added up in another order."
+)

@@ -141,9 +141,15 @@ def _finite(value: Any) -> Any:
 
 
 def print_found(
-    graph: DFGraph, found: list[Found], *, as_json: bool, graph_file: str, more: Iterable[str] = ()
+    graph: DFGraph,
+    found: list[Found],
+    *,
+    as_json: bool,
+    graph_file: str,
+    plain_bytes: int = 0,
+    more: Iterable[str] = (),
 ) -> None:
-    plain = plain_peak(graph)
+    plain = plain_bytes or plain_peak(graph)
     if as_json:
         for one in found:
             files = {

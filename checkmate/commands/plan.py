@@ -19,6 +19,8 @@ from checkmate.commands.options import (
     micro_batches_option,
     optimizer_option,
     output_option,
+    rewrites_option,
+    rounding_option,
     search_options,
     size_option,
 )
@@ -53,6 +55,8 @@ from checkmate.progress import Progress
     ),
 )
 @micro_batches_option
+@rewrites_option
+@rounding_option
 @search_options
 @output_option("Folder for the files.", default=".")
 @json_option
@@ -62,6 +66,8 @@ def plan_command(
     costs: str,
     device: str | None,
     micro_batches: int | str,
+    rewrites: list[str],
+    rounding: bool,
     search: SearchOptions,
     output: Path,
     as_json: bool,
@@ -75,6 +81,9 @@ def plan_command(
     for a function that returns a model, compiled or not, (model, loss), or (model, loss, inputs,
     labels). The step is traced, not run; peaks are predicted. `checkmate show` draws the files, and
     `checkmate.tf2.compile(..., plan=FILE)` runs a plan.
+
+    Where an op needs too much of a budget, the plan is one of the step with its largest ops in
+    parts, and a graph file of its own is written.
 
     With --micro-batches, graph and plan are those of a slice of the batch, and a plan costs what a
     slice does, without the update of the optimizer; give the same to `compile`.
@@ -96,36 +105,55 @@ def plan_command(
             from checkmate.commands.plan_slices import SliceGraphs
             from checkmate.tf2.costs.device_profile import DeviceProfile
             from checkmate.tf2.models import step_on_paper
+            from checkmate.tf2.rewrites.split import Split
         profile = DeviceProfile.of(device) if device else None
         with progress.phase("tracing"):
             step, keras_model = step_on_paper(model, **training)
+    allowed = Split(
+        0, tuple({*rewrites} - {"none"}), rounding, tried=costs == "profile" and not profile
+    )
     status = 0
     if profile:
-        answer = _on_device(step, keras_model, profile, search, as_json=as_json)
+        answer = _on_device(step, keras_model, profile, search, allowed, as_json=as_json)
         status = int(not answer)
         if click.get_current_context().get_parameter_source("budgets") is ParameterSource.DEFAULT:
             if micro_batches == 1:
                 sys.exit(status)
             budgets, status = (f"{answer.budget_bytes} B",), 0
     with Progress(name, phases) as progress, progress.phase("measuring ops"):
-        graphs = SliceGraphs(step, profile.cost_model if profile else costs, progress.advance)
+        model_costs = profile.cost_model if profile else costs
+        graphs = SliceGraphs(step, model_costs, allowed, progress.advance)
     for sliced, found in graphs.plans(budgets, search, micro_batches):
         graph_file = output / f"{name}{sliced.suffix}.graph.json"
         sliced.graph.save(graph_file)
         done = [written(one, sliced.graph, output, graph_file.name, sliced.save) for one in found]
         more = (f"Written: {graph_file}", *_next(done, sliced.suffix and sliced.slices.count))
-        print_found(sliced.graph, done, as_json=as_json, graph_file=str(graph_file), more=more)
+        print_found(
+            sliced.graph,
+            done,
+            as_json=as_json,
+            graph_file=str(graph_file),
+            plain_bytes=sliced.plain_bytes if sliced.split else 0,
+            more=more,
+        )
         status = max(status, status_of(done))
     sys.exit(status)
 
 
-def _on_device(step: Any, model: Any, profile: Any, search: SearchOptions, *, as_json: bool) -> Any:
+def _on_device(
+    step: Any, model: Any, profile: Any, search: SearchOptions, allowed: Any, *, as_json: bool
+) -> Any:
     from checkmate.tf2.fits import step_fits
     from checkmate.tf2.options import PlanOptions
     from checkmate.tf2.uninitialized import uninitialized_variables
 
     asked = PlanOptions(
-        solver=search.solver, keep=search.keep, recompute=search.recompute, verbose=False
+        solver=search.solver,
+        keep=search.keep,
+        recompute=search.recompute,
+        rewrites=allowed.kinds,
+        rounding=allowed.sums,
+        verbose=False,
     )
     name = step.traced.graph.name
     with uninitialized_variables(), Progress(name) as progress:

@@ -1,10 +1,10 @@
-"""A step on paper, planned in slices of its batch."""
+"""A step on paper, planned as a whole, with its largest ops in parts, or in slices of its batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.core.replay import floor, plain_peak
 from checkmate.solvers.result import SolveStatus
-from checkmate.tf2.costs.measured import CostModel, with_costs
+from checkmate.tf2.costs.measured import CostModel, Costs, in_parts, with_costs
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.memory.scratch import Scratch
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.new_plan import cheapest_first
 from checkmate.tf2.planning.rewriting import exact, rewrites
 from checkmate.tf2.rewrites.search import Search, rewritten
 from checkmate.tf2.rewrites.slices import Slices, sliced_specs
+from checkmate.tf2.rewrites.split import Split, Splits
 from checkmate.tf2.rewrites.step import Step, with_all_variables
 from checkmate.units import format_bytes
 
@@ -30,12 +32,15 @@ from checkmate.units import format_bytes
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceGraph:
     """The graph of the piece of a step that is planned, with costs; the seconds of all else that
-    the step runs, and the plain step's peak on the whole batch."""
+    the step runs, the plain step's peak on the whole batch, and what is planned with its largest
+    ops in parts."""
 
     step: Step
     graph: DFGraph
     after_s: float
     plain_bytes: int
+    split: Split | None = None
+    parts: TracedStep | None = None
 
     @property
     def slices(self) -> Slices:
@@ -43,10 +48,12 @@ class SliceGraph:
 
     @property
     def traced(self) -> TracedStep:
-        return self.step.pieces[0].traced
+        return self.parts or self.step.pieces[0].traced
 
     @property
     def suffix(self) -> str:
+        if self.split:
+            return f"-in-parts-of-{format_bytes(self.split.above_bytes).replace(' ', '')}"
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
     def seconds(self, cost: float) -> float:
@@ -55,17 +62,26 @@ class SliceGraph:
 
     def save(self, plan: Plan, path: Path, *, graph: DFGraph, **facts: Any) -> None:
         facts |= {"unchanged": False}
+        if self.split:
+            facts["split"] = asdict(self.split)
         facts |= store.record_of(self.step.record, self.plain_bytes)
         store.write(path, self.traced, graph, plan, facts)
 
 
 class SliceGraphs:
-    def __init__(self, step: Step, costs: str | CostModel, on_progress: Callable[[int, int], None]):
-        self._step, self._costs = step, costs
+    def __init__(
+        self,
+        step: Step,
+        costs: str | CostModel,
+        allowed: Split,
+        on_progress: Callable[[int, int], None],
+    ):
+        self._step, self._costs, self._allowed = step, costs, allowed
         self._rewrites = rewrites(Scratch())
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = plain_peak(graph)
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}
+        self._in_parts: dict[Split, SliceGraph] = {}
         self._single: DFGraph | None = None
 
     def plans(
@@ -76,16 +92,66 @@ class SliceGraphs:
         if count != "auto":
             slices, step = Slices.of(self._step.examples, int(count)), self._step
             if slices.count > 1:
-                step = rewritten(step, slices.size, self._rewrites)
-            sliced = self._at(step)
-            found = solve_each(sliced.graph, budgets, search, percent_of=plain)
-            yield sliced, [self._advised(one, sliced) for one in found]
+                sliced = self._at(rewritten(step, slices.size, self._rewrites))
+                yield sliced, list(solve_each(sliced.graph, budgets, search, percent_of=plain))
+                return
+            yield from self._whole_or_in_parts(budgets, search)
             return
         for budget, budget_bytes in each_budget(budgets, percent_of=plain):
             sliced, best = self._cheapest(budget, budget_bytes, search)
             yield sliced, [self._advised(best, sliced)]
             if is_interrupted(best):
                 break
+
+    def _whole_or_in_parts(
+        self, budgets: tuple[str, ...], search: SearchOptions
+    ) -> Iterator[tuple[SliceGraph, list[Found]]]:
+        """Yields the cheapest form of the step for each budget; those of one graph together."""
+        whole = self._made[self._step]
+        found: dict[SliceGraph, list[Found]] = {}
+        for budget, budget_bytes in each_budget(budgets, percent_of=whole.plain_bytes):
+            form, best = self._form(budget, budget_bytes, search)
+            found.setdefault(form, []).append(self._advised(best, form))
+            if is_interrupted(best):
+                break
+        yield from found.items()
+
+    def _form(
+        self, budget: str, budget_bytes: int, search: SearchOptions
+    ) -> tuple[SliceGraph, Found]:
+        whole = self._made[self._step]
+        room = budget_bytes - whole.graph.fixed_bytes
+        found: dict[SliceGraph, Found] = {}
+
+        def cost(form: SliceGraph) -> float:
+            (one,) = solve_each(form.graph, [budget], search, percent_of=whole.plain_bytes)
+            if one.plan and form.split:
+                more = one.facts["cost"] / whole.graph.total_cost
+                one = replace(one, facts=one.facts | {"overhead": more})
+            found[form] = one
+            if is_interrupted(one):  # nothing else is looked at
+                return -math.inf
+            return math.inf if one.plan is None else float(one.facts["cost"])
+
+        if whole.plain_bytes <= budget_bytes:
+            cost(whole)
+            return whole, found[whole]
+        best = cheapest_first(whole.graph, room, whole, self._parts(room), cost)[0]
+        if found[best].plan is None:  # the refusal is of what needs least
+            best = min(found, key=lambda form: found[form].facts["floor_bytes"])
+        return best, found[best]
+
+    def _parts(self, room_bytes: int) -> Iterator[SliceGraph]:
+        """Yields the step with its largest ops in ever smaller parts."""
+        whole, traced = self._made[self._step], self._step.traced
+        if not self._allowed.kinds or room_bytes <= 0:
+            return
+        for split, parts in Splits(traced, self._allowed).within(room_bytes):
+            if split not in self._in_parts:
+                costs = in_parts(parts, Costs(whole.graph, {}), traced, self._costs)
+                made = replace(whole, graph=costs.graph, split=split, parts=parts)
+                self._in_parts[split] = made
+            yield self._in_parts[split]
 
     def _advised(self, found: Found, sliced: SliceGraph) -> Found:
         """A refusal of the whole batch with what a smaller one would need."""

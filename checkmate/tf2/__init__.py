@@ -10,6 +10,7 @@ from checkmate.tf2.fits import Fits, fits
 from checkmate.tf2.function import function
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.max_batch import MaxBatch, max_batch
+from checkmate.tf2.max_length import MaxLength, max_length
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.out_of_memory import ExplainOutOfMemory, OutOfMemoryReport
 from checkmate.tf2.planned_function import PlannedFunction
@@ -23,6 +24,7 @@ __all__ = [
     "ExplainOutOfMemory",
     "Fits",
     "MaxBatch",
+    "MaxLength",
     "OutOfMemoryReport",
     "PlanOptions",
     "PlannedFunction",
@@ -36,6 +38,7 @@ __all__ = [
     "fits",
     "function",
     "max_batch",
+    "max_length",
     "planned",
     "release",
     "rematerialize",

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
-import tensorflow as tf
 from typing_extensions import Unpack
 
 from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundError, TraceError
@@ -26,6 +25,7 @@ from checkmate.tf2.max_batch import (
     largest_fitting,
     sized,
 )
+from checkmate.tf2.max_length import open_size
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.new_plan import fits_unchanged, measured, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
@@ -356,39 +356,3 @@ def _largest_lengths(
 
     plain = search(lambda specs: _needs_plain(request, specs, profile) is None)
     return plain, search(lambda specs: bool(_planned(request, specs, profile)), plain)
-
-
-def open_size(
-    model: keras.Model, specs: tuple[Any, Any]
-) -> tuple[int, Callable[[int], tuple[Any, Any]]] | None:
-    """The size that the dimensions have which a model leaves open, and the specs at another size;
-    None where it leaves none open but the batch, or they have several sizes."""
-    inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
-    given = tf.nest.flatten(specs[0])
-    if len(inputs) != len(given):
-        return None
-    is_open = [[d for d, side in enumerate(each.shape) if d and side is None] for each in inputs]
-    sizes = {spec.shape[d] for spec, open_ in zip(given, is_open, strict=True) for d in open_}
-    if len(sizes) != 1 or None in sizes:
-        return None
-    (size,) = sizes
-    outputs = tf.nest.flatten(model.outputs)
-    grows = any(side is None for each in outputs for side in each.shape[1:])
-
-    def resized(spec: tf.TensorSpec, open_: Any, length: int) -> tf.TensorSpec:
-        shape = [length if d in open_ else side for d, side in enumerate(spec.shape)]
-        return tf.TensorSpec(shape, spec.dtype)
-
-    def at(length: int) -> tuple[Any, Any]:
-        sides = [resized(spec, open_, length) for spec, open_ in zip(given, is_open, strict=True)]
-        labels = tf.nest.map_structure(
-            lambda spec: resized(
-                spec,
-                [d for d, side in enumerate(spec.shape) if d and side == size] if grows else (),
-                length,
-            ),
-            specs[1],
-        )
-        return tf.nest.pack_sequence_as(specs[0], sides), labels
-
-    return int(size), at

@@ -55,12 +55,13 @@ def largest_fitting(
     *,
     known: int = 0,
     guess: int | None = None,
+    step: int | None = None,
     share: float = HUNDREDTH,
 ) -> int:
     """The largest number up to `largest` that fits, to about a share of it, if fitting is
     monotonic; `known` fits or is 0. With a guess near the answer, few calls of `fits` are
-    needed."""
-    step = max(1, 2 * known if guess is None else guess // 64)
+    needed; the first step from it is a 64th of it where none is given."""
+    step = step or max(1, 2 * known if guess is None else guess // 64)
     guess = min(largest, max(1, 2 * known) if guess is None else guess)
     if known >= largest:
         return known
@@ -217,6 +218,8 @@ def sized(spec: Any, batch: int) -> Any:
 MOST_ROUNDS = 3
 """How often the batch that was found is measured, and the search goes on from what was learnt."""
 
+BELOW = "below the floor"
+
 STEP_DOWN = 0.03
 """By which share the next batch is smaller when a real step refutes what was found on paper."""
 
@@ -279,10 +282,10 @@ def max_batch(
     The step is traced for two small batches; sizes and costs grow in a straight line between them
     and beyond, so that every other batch is planned on paper. The batch that is found is measured
     in the place of the second, and the search goes on from there, at most a few times. The answer
-    is then compiled, which plans it; where that refuses, a slightly smaller batch is tried. With
-    `micro_batches`, larger batches are then planned in slices, for real; with "auto" up
-    to one whose data and results leave too little memory, whose cost is above `overhead_limit`, or
-    `largest`.
+    is then compiled, which plans it; where that refuses, a slightly smaller batch is tried. Where
+    one op bounds the batch, as it was written, larger ones are then planned with it in parts, for
+    real. So are those in slices with `micro_batches`; with "auto" up to one whose data and results
+    leave too little memory, whose cost is above `overhead_limit`, or `largest`.
 
     Args:
       model: As for `compile`, as are loss and optimizer.
@@ -312,7 +315,7 @@ def max_batch(
       ... )
     """
     asked = PlanOptions.of("max_batch", budget, options, _REFUSED, ("overhead_limit", "largest"))
-    _check(asked, overhead_limit, largest)
+    check_limits(asked, overhead_limit, largest)
     refuse_missing("max_batch", loss, optimizer, label_spec)
     specs = sized(input_spec, SMALL_BATCH), sized(label_spec, SMALL_BATCH)
     function, specs = training_step(model, loss, optimizer, *specs)
@@ -331,7 +334,7 @@ _REFUSED = {
 }
 
 
-def _check(asked: PlanOptions, overhead_limit: float | str | None, largest: int) -> None:
+def check_limits(asked: PlanOptions, overhead_limit: float | str | None, largest: int) -> None:
     if not is_count(largest):
         raise BudgetError(f"largest is a whole number of at least 1; got {largest!r}.")
     is_number = isinstance(overhead_limit, (int, float)) and overhead_limit >= 1
@@ -342,9 +345,19 @@ def _check(asked: PlanOptions, overhead_limit: float | str | None, largest: int)
         )
     if is_share(asked.budget):
         raise BudgetError(
-            "A share of the plain step's peak is no budget for a batch that is not known yet; got"
+            "A share of the plain step's peak is no budget for a size that is not known yet; got"
             f" {asked.budget!r}. Give bytes."
         )
+
+
+def is_allowed(limit: float | str | None, graph: DFGraph, overhead: float | None) -> bool:
+    """Whether a plan's cost over the plain step's is within the limit; unknown costs are."""
+    if limit is None or overhead is None:
+        return True
+    if limit == "forward":
+        extra = sum(op.cost for op in graph.ops if not op.is_backward)
+        return overhead <= 1 + extra / graph.total_cost
+    return overhead <= float(limit)
 
 
 TWO_BATCHES = "tracing and measuring two small batches"
@@ -371,6 +384,8 @@ class BatchSearch:
         count = self._request.options.micro_batches
         if count != 1:
             batch = self._in_slices(specs, batch, largest)
+        elif self._request.options.split.kinds and any(found == BELOW for _, found in self.tried):
+            batch = self._in_parts(specs, batch, largest)
         while batch:
             step, smaller = self._planned(specs, batch)
             if step is not None:
@@ -406,28 +421,26 @@ class BatchSearch:
         """The largest batch whose slices can be planned, 0 for none; `whole` is that of one
         slice."""
         count = self._request.options.micro_batches
-
-        def fits(batch: int) -> bool:
-            return self._planned(specs, batch)[0] is not None
-
         if count == "auto":
-            return largest_fitting(fits, largest, known=whole, share=TENTH)
+            return self._in_parts(specs, whole, largest)
         times = int(count)
         most = largest // times
         if not whole or not most:
             return 0
         return times * largest_fitting(
-            lambda size: fits(times * size), most, guess=whole, share=TENTH
+            lambda size: self._planned(specs, times * size)[0] is not None,
+            most,
+            guess=whole,
+            share=TENTH,
         )
 
-    def _allowed(self, graph: DFGraph, overhead: float | None) -> bool:
-        limit = self._overhead_limit
-        if limit is None or overhead is None:
-            return True
-        if limit == "forward":
-            extra = sum(op.cost for op in graph.ops if not op.is_backward)
-            return overhead <= 1 + extra / graph.total_cost
-        return overhead <= float(limit)
+    def _in_parts(self, specs: Any, whole: int, largest: int) -> int:
+        """The largest batch that can be planned for real, from one that is expected to fit."""
+
+        def fits(batch: int) -> bool:
+            return self._planned(specs, batch)[0] is not None
+
+        return largest_fitting(fits, largest, known=whole, share=TENTH)
 
     def _plain_fits(self, batch: int) -> bool:
         graph = self._growth.at(batch)
@@ -449,7 +462,7 @@ class BatchSearch:
         graph = self._growth.at(batch)
         target = self._target(graph, batch, self._growth.plain_peak_bytes(graph))
         if floor(graph).bytes > target:
-            self.tried.append((batch, "below the floor"))
+            self.tried.append((batch, BELOW))
             return False
         options = self._request.options
         limit = options.time_limit_s or QUICK * time_limit(None, graph)
@@ -467,7 +480,7 @@ class BatchSearch:
             self.tried.append((batch, type(error).__name__))
             return False
         self.tried.append((batch, f"fits, at a cost of {_overhead(result)} or less"))
-        return self._allowed(graph, result.overhead)
+        return is_allowed(self._overhead_limit, graph, result.overhead)
 
     def _planned(self, specs: Any, batch: int) -> tuple[PlannedStep | None, int]:
         """The planned step of a batch, or None if it is refused, and the smaller batch to try
@@ -488,7 +501,7 @@ class BatchSearch:
             smaller = min(smaller, self._growth.scaled(batch, peak or 0, self._budget_bytes))
         else:
             overhead = step.report().predicted_slowdown
-            if self._allowed(step.graph, overhead):
+            if is_allowed(self._overhead_limit, step.graph, overhead):
                 return step, batch
             found = f"cost {overhead - 1:+.1%}"
         self.tried.append((batch, f"planned for real: {found}"))

@@ -40,7 +40,8 @@ class PlanKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of `rematerialize`, `Rematerialize`, `compile`, `function`, `fits`, `max_batch`.
+    """The options of `rematerialize`, `Rematerialize`, `compile`, `function`, `fits`, `max_batch`,
+    `max_length`.
 
     Attributes:
       budget: The limit for all bytes resident on the device while a step runs: variables, optimizer

@@ -22,6 +22,10 @@ def normed():
     layers = [keras.Input((16,)), keras.layers.Dense(64), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dense(64, "relu") for _ in range(5)]
     return keras.Sequential([*layers, keras.layers.Dense(4)], name="normed"), "mse"
+def attention():
+    x = keras.Input((256, 32))
+    y = keras.layers.MultiHeadAttention(8, 4)(x, x)
+    return keras.Model(x, keras.layers.Dense(4)(y), name="attention"), "mse"
 def with_batch():
     model, loss = small()
     return model, loss, keras.ops.zeros((8, 16)), keras.ops.zeros((8, 4))
@@ -124,6 +128,27 @@ def test_compile_runs_what_plan_wrote_in_slices(models, name, count):
     )
     assert step.report().micro_batches.count == number
     assert any(facts["plan_file"] in note for note in step.report().notes)
+
+
+@pytest.mark.slow
+@pytest.mark.own_process
+def test_compile_runs_what_plan_wrote_in_parts(models):
+    import keras
+
+    asked = ("-b", "100%,25%", "--batch", "1", "--costs", "roofline", "--json")
+    found = lines_of_json(invoke("plan", "some_models:attention", *asked).stdout)
+    assert [each["status"] for each in found] == ["OPTIMAL"] * 2
+    whole, parts = (each["graph_file"] for each in found)
+    assert whole == "some-models-attention-b1.graph.json" != parts and "-in-parts-of-" in parts
+    refused = invoke("plan", "some_models:attention", *asked, "--rewrites", "none")
+    assert [each["status"] for each in lines_of_json(refused.stdout)] == ["OPTIMAL", "INFEASIBLE"]
+    from some_models import attention
+
+    model, loss = attention()
+    specs = [keras.KerasTensor((1, 256, size), "float32") for size in (32, 4)]
+    file = found[1]["plan_file"]
+    step = checkmate.tf2.compile(model, loss, "adam", *specs, plan=file, verbose=False)
+    assert any(file in note for note in step.report().notes)
 
 
 def test_compile_runs_what_plan_wrote(models):

@@ -41,9 +41,7 @@ class SearchTuning:
       split_share: Ops are split first where one needs more than this share of the room that the
         budget leaves beyond fixed bytes.
       split_worth: They are split where a plan lasts longer than the plain step by more than this
-        share.
-      whole_worth: Where ops were split first, the step as it was written is planned where the plan
-        in parts lasts longer than the plain step by more than this share.
+        share; where they were split first, the step as it was written is then planned, too.
       worth_share: The share of its cost by which another plan must be cheaper to take the place of
         one that steps ran under.
       lowest_plan_s: Seconds for the search for the smallest budget that has a plan.
@@ -65,7 +63,6 @@ class SearchTuning:
     steepness: float = 2.0
     split_share: float = 0.5
     split_worth: float = 0.1
-    whole_worth: float = 0.25
     worth_share: float = 0.005
     lowest_plan_s: float = 4.0
     batch_margin: float = 1.1

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from checkmate.core.graph import DFGraph
 from checkmate.core.replay import floor
 from checkmate.errors import InfeasibleBudgetError, NoPlanFoundError
 from checkmate.solvers.layer_rules import LayerRules
@@ -31,6 +32,8 @@ from checkmate.tf2.rewrites.split import Split, Splits
 from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
+
+Form = TypeVar("Form")
 
 
 def measured(task: PlanTask) -> tuple[Costs, int]:
@@ -130,31 +133,54 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> list[Tried]:
     """The search that found the cheapest plan; where none was found, the one of the step as it was
     written, and the one that needs least. Ops are split where they need much of the room, and where
     that may be cheaper than to compute again."""
-    asked, plain_s = task.request.options, costs.graph.total_cost
+    asked = task.request.options
     whole = Tried(PlanSearch(task, costs, piece_bytes))
     room = task.memory.activation_budget_bytes
-    large = floor(costs.graph).bytes - costs.graph.fixed_bytes > TUNING.split_share * room
-    tried = [] if large else [_run(whole)]
-    best = tried[-1] if tried else whole
-    if best.cost > (1 + TUNING.split_worth) * plain_s and asked.split.kinds:
-        for split, traced in _splits(task, room):
-            best.search.pause()
+
+    def parts() -> Iterator[Tried]:
+        for split, traced in _splits(task, room) if asked.split.kinds else ():
             part = task.of_parts(traced)
             with task.clock.phase("measuring ops"):
                 found = in_parts(traced, costs, task.traced, asked.cost_model)
-            tried.append(_run(Tried(PlanSearch(part, found, piece_bytes), split)))
-            better = tried[-1].cost < best.cost
-            best = tried[-1] if better or not best.found else best
-            if best.found and (not better or best.cost <= (1 + TUNING.split_worth) * plain_s):
-                break
-    if not tried or (whole not in tried and best.cost > (1 + TUNING.whole_worth) * plain_s):
-        best.search.pause()
-        tried.append(_run(whole))
-        best = min(best, whole, key=lambda each: each.cost)
-    if best.found:
-        return [best]
+            yield Tried(PlanSearch(part, found, piece_bytes), split)
+
+    def cost(tried: Tried) -> float:
+        _run(tried)
+        tried.search.pause()
+        return tried.cost
+
+    tried = cheapest_first(costs.graph, room, whole, parts(), cost)
+    if tried[0].found:
+        return tried[:1]
     least = min(tried, key=lambda each: floor(each.search.graph).bytes)
     return [whole] if least is whole else [whole, least]
+
+
+def cheapest_first(
+    graph: DFGraph,
+    room_bytes: int,
+    whole: Form,
+    parts: Iterator[Form],
+    cost: Callable[[Form], float],
+) -> list[Form]:
+    """The forms of a step that were tried, the one of least cost first: as it was written, and with
+    its largest ops in ever smaller parts. `cost` plans one; the cost is infinite without a plan.
+
+    Ops are split first where one needs much of the room that the budget leaves beyond fixed bytes,
+    and else where that may be cheaper than to compute again.
+    """
+    large = floor(graph).bytes - graph.fixed_bytes > TUNING.split_share * room_bytes
+    tried = [] if large else [(cost(whole), whole)]
+    least = tried[0][0] if tried else math.inf
+    enough = (1 + TUNING.split_worth) * graph.total_cost
+    for part in parts if least > enough else ():
+        tried.append((cost(part), part))
+        before, least = least, min(least, tried[-1][0])
+        if least < math.inf and (least == before or least <= enough):
+            break
+    if not tried or (large and least > enough):
+        tried.append((cost(whole), whole))
+    return [form for _, form in sorted(tried, key=lambda each: each[0])]
 
 
 def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep]]:
