@@ -91,6 +91,7 @@ class _Step:
     large: dict[object, tf.Tensor] = field(default_factory=dict)
     candidates: set[tf.Operation] = field(default_factory=set)
     taken: set[tf.Operation] = field(default_factory=set)
+    forward: Collection[str] = ()
     _labels: dict[int, Labels] = field(default_factory=dict)
 
     @classmethod
@@ -98,6 +99,7 @@ class _Step:
         cls, traced: TracedStep, function: Function, most_bytes: int, exact: Exact | None
     ) -> _Step:
         found = cls(function, most_bytes, exact, {tensor.ref() for tensor in traced.flat.outputs})
+        found.forward = traced.forward
         needs = {o: found.needs(o) for o in function.order if role_of(o) is Role.KERNEL}
         too_large = [o for o, needed in needs.items() if needed > most_bytes]
         for operation in too_large:
@@ -105,7 +107,7 @@ class _Step:
                 if found.size(tensor) >= LARGE * needs[operation]:
                     found.large[tensor.ref()] = tensor
         found.too_large = sorted(too_large, key=lambda o: -needs[o])
-        found.candidates = found._near_large(traced.forward)
+        found.candidates = found._near_large()
         if exact is not None:  # oneDNN has one kernel for such a pair, which rounds otherwise
             for pair in chain.from_iterable(map(pairwise, traced.groups)):
                 if [rule_of(each.type).fusion for each in pair] == _PAIRED:
@@ -121,7 +123,7 @@ class _Step:
         tensors = {tensor.ref(): tensor for tensor in (*operation.inputs, *operation.outputs)}
         return sum(map(self.size, tensors.values()))
 
-    def _near_large(self, forward: Collection[str]) -> set[tf.Operation]:
+    def _near_large(self) -> set[tf.Operation]:
         """The pure ops on large values, and those on a short way from one to another within the
         forward or the backward pass."""
         order = [o for o in self.function.order if self._may_split(o)]
@@ -129,8 +131,8 @@ class _Step:
         before = {o: [t.op for t in o.inputs] for o in order}
         after = {o: [each for t in o.outputs for each in t.consumers()] for o in order}
         ways = [
-            _distances(order, on_large, forward, before),
-            _distances(order[::-1], on_large, forward, after),
+            _distances(order, on_large, self.forward, before),
+            _distances(order[::-1], on_large, self.forward, after),
         ]
         return {o for o in order if sum(way[o] for way in ways) <= BETWEEN}
 
@@ -181,7 +183,9 @@ class _Step:
 
     def _spread(self, tensor: tf.Tensor, axis: int, tiles: int, exact: Exact | None) -> Region:
         candidates = self.candidates - self.taken
-        spread = _Spread(self.labels(tiles), candidates, exact, sums=self.exact is None)
+        spread = _Spread(
+            self.labels(tiles), candidates, exact, self.forward, sums=self.exact is None
+        )
         return spread.run(tensor, batched(axis))
 
     def _needed(self, region: Region, operation: tf.Operation) -> tuple[float, float]:
@@ -275,6 +279,7 @@ class _Spread:
     labels: Labels
     candidates: Collection[tf.Operation]
     exact: Exact | None
+    forward: Collection[str]
     sums: bool
     relations: dict[object, Relation] = field(default_factory=dict)
     answers: dict[tf.Operation, Answer] = field(default_factory=dict)
@@ -291,7 +296,22 @@ class _Spread:
                     is_new = each.ref() not in self.relations and not self._is_resident(each)
                     if found.kind is Kind.BATCHED and is_new:
                         pending += self._label(each, found)
-        return Region(self.labels.examples, self._nodes())
+        nodes = self._nodes()
+        if read := self._read_anew(nodes):
+            nodes = self._nodes(read)
+        return Region(self.labels.examples, nodes)
+
+    def _read_anew(self, nodes: Mapping[tf.Operation, Node]) -> set[object]:
+        """Values of the forward pass that the backward pass reads as a whole. There copies read
+        parts of that: if they read those of the forward pass, a value was kept twice."""
+        return {
+            tensor.ref()
+            for operation in nodes
+            if operation.name in self.forward
+            for tensor in operation.outputs
+            for reader in tensor.consumers()
+            if reader not in nodes and reader.name not in self.forward
+        }
 
     def _is_resident(self, tensor: tf.Tensor) -> bool:
         return role_of(tensor.op) is Role.SOURCE or self.labels.value(tensor) is not None
@@ -339,8 +359,9 @@ class _Spread:
             return False
         return any(relation.kind in (Kind.BATCHED, Kind.SUMMED) for relation in outputs)
 
-    def _nodes(self) -> dict[tf.Operation, Node]:
-        """The copies, inputs first; an op whose inputs' copies do not go together has none."""
+    def _nodes(self, anew: Collection[object] = ()) -> dict[tf.Operation, Node]:
+        """The copies, inputs first; an op whose inputs' copies do not go together has none. Those
+        of the backward pass read parts of the values `anew` of the forward pass."""
         nodes: dict[tf.Operation, Node] = {}
         for operation in self.labels.order:
             answer = self.answers.get(operation)
@@ -352,6 +373,8 @@ class _Spread:
             ]
             if any(use.node is None and use.tensor.op in nodes for use in uses):
                 continue  # it would wait for all tiles
+            if operation.name not in self.forward:
+                uses = [u._replace(node=None) if u.tensor.ref() in anew else u for u in uses]
             draw = None
             if is_random(operation.type) and answer.outputs[0].kind is Kind.BATCHED:
                 draw = self.labels.draw(operation, answer.outputs[0], MOST_RUNS)

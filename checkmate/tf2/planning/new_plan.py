@@ -33,6 +33,9 @@ from checkmate.units import format_bytes
 
 log = logging.getLogger("checkmate")
 
+CLOSE = 0.95
+"""Ops are not split further where that has not brought down the floor to this share of it."""
+
 Form = TypeVar("Form")
 
 
@@ -136,13 +139,18 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> list[Tried]:
     asked = task.request.options
     whole = Tried(PlanSearch(task, costs, piece_bytes))
     room = task.memory.activation_budget_bytes
+    forms = [whole]
 
     def parts() -> Iterator[Tried]:
         for split, traced in _splits(task, room) if asked.split.kinds else ():
             part = task.of_parts(traced)
             with task.clock.phase("measuring ops"):
                 found = in_parts(traced, costs, task.traced, asked.cost_model)
-            yield Tried(PlanSearch(part, found, piece_bytes), split)
+            forms.append(Tried(PlanSearch(part, found, piece_bytes), split))
+            yield forms[-1]
+            least = [floor(each.search.graph).bytes for each in forms[-2:]]
+            if not forms[-1].found and least[-1] > CLOSE * least[0]:
+                return  # what needs most has not become smaller
 
     def cost(tried: Tried) -> float:
         _run(tried)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate.tf2 import device as devices
@@ -26,7 +28,8 @@ ENOUGH, MOST_TRIES = 2**22, 64
 such as the last rows, and there not all numbers."""
 
 DRAWN = 1_000_003
-"""So many numbers are drawn for a value, and then repeated: no length of an axis divides it."""
+"""So many numbers are drawn, and repeated for larger values: no length of an axis divides it. Each
+value begins at another of them."""
 
 _FOUND: dict[str, bool] = {}
 
@@ -120,7 +123,12 @@ def _numbers(spec: tf.TensorSpec, seed: tuple[int, int]) -> tf.Tensor:
         return tf.complex(_numbers(real, seed), _numbers(real, (~seed[0], seed[1])))
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)  # such as places
-    size = spec.shape.num_elements()
-    drawn = tf.random.stateless_normal([min(size, DRAWN)], seed, dtype=tf.float64)
-    repeated = tf.tile(tf.cast(drawn, spec.dtype), [-(-size // DRAWN)])
-    return tf.reshape(repeated[:size], spec.shape)
+    first = hash(seed) % DRAWN
+    shape, size = spec.shape.as_list(), spec.shape.num_elements()
+    found = _drawn()[first : first + size] if size <= DRAWN else _drawn()[first:]
+    return tf.constant(np.resize(found, shape), spec.dtype)
+
+
+@cache
+def _drawn() -> np.ndarray:
+    return np.tile(np.random.default_rng(0).standard_normal(DRAWN, np.float32), 2)
