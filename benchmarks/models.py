@@ -59,11 +59,87 @@ def lstm(
             layers.Dense(4 * width, activation="gelu")(layers.LSTM(width, return_sequences=True)(x))
         )
     model = keras.Model(tokens, layers.Dense(words)(x), name="lstm")
-    inputs = tf.random.stateless_uniform((batch, length), seed=(1, 2), maxval=words, dtype=tf.int32)
-    labels = tf.random.stateless_uniform((batch, length), seed=(3, 4), maxval=words, dtype=tf.int32)
-    return Workload(
-        model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), inputs, labels
-    )
+    return _of_words(model, batch, length, words)
+
+
+class CausalAttention(keras.layers.Layer):
+    """Attention to what came before, as plain ops. `by_hand` is how a user would write it for less
+    memory: "remat", computed again as a whole in the backward pass, or "heads", one by one."""
+
+    def __init__(self, heads: int, **options: Any):
+        super().__init__(**options)
+        self.heads, self.by_hand = heads, ""
+
+    def call(self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        length, width = queries.shape[1:]
+        split = (-1, length, self.heads, width // self.heads)
+        q, k, v = (
+            tf.transpose(tf.reshape(each, split), (0, 2, 1, 3)) for each in (queries, keys, values)
+        )
+        if self.by_hand == "heads":
+            one = tf.recompute_grad(_attend)
+            parts = zip(*(tf.unstack(each, axis=1) for each in (q, k, v)), strict=True)
+            found = tf.stack([one(*part) for part in parts], axis=1)
+        else:
+            found = (keras.remat(_attend) if self.by_hand else _attend)(q, k, v)
+        return tf.reshape(tf.transpose(found, (0, 2, 1, 3)), (-1, length, width))
+
+
+def _attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+    scores = tf.matmul(q, k, transpose_b=True) / q.shape[-1] ** 0.5
+    ahead = tf.linalg.band_part(tf.ones(scores.shape[-2:], tf.bool), -1, 0)
+    return tf.matmul(tf.nn.softmax(tf.where(ahead, scores, -1e9)), v)
+
+
+def gpt(
+    *,
+    batch: int,
+    length: int | None = 2048,
+    width: int = 256,
+    heads: int = 8,
+    depth: int = 4,
+    words: int = 512,
+) -> Workload:
+    """A GPT (Radford et al., 2018) without names of places, whose scores are its largest values."""
+    layers = keras.layers
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(words, width)(tokens)
+    for _ in range(depth):
+        y = layers.LayerNormalization()(x)
+        y = CausalAttention(heads)(*(layers.Dense(width)(y) for _ in range(3)))
+        x = layers.Add()([x, layers.Dense(width)(y)])
+        y = layers.Dense(2 * width, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(width)(y)])
+    model = keras.Model(tokens, layers.Dense(words)(x), name="gpt")
+    return _of_words(model, batch, length or 512, words)
+
+
+def vocabulary(*, batch: int, length: int = 128, width: int = 128, words: int = 32000) -> Workload:
+    """A small language model of many words: the scores of all words are its largest values."""
+    layers = keras.layers
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Dense(width, activation="gelu")(layers.Embedding(words, width)(tokens))
+    model = keras.Model(tokens, layers.Dense(words)(x), name="vocabulary")
+    return _of_words(model, batch, length, words)
+
+
+def recurrent(kind: str, *, batch: int, length: int = 256, width: int = 128) -> Workload:
+    """Two recurrent layers and one number for each sequence."""
+    layers = keras.layers
+    layer = getattr(layers, kind)
+    x = inputs = keras.Input((length, 64))
+    for last in (False, True):
+        x = layer(width, return_sequences=not last)(x)
+    model = keras.Model(inputs, layers.Dense(1)(x), name=f"two_{kind.lower()}s")
+    sequences = tf.random.stateless_normal((batch, length, 64), seed=(1, 2))
+    labels = tf.random.stateless_normal((batch, 1), seed=(3, 4))
+    return Workload(model, keras.losses.MeanSquaredError(), sequences, labels)
+
+
+def _of_words(model: keras.Model, batch: int, length: int, words: int) -> Workload:
+    drawn = partial(tf.random.stateless_uniform, (batch, length), maxval=words, dtype=tf.int32)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return Workload(model, loss, drawn(seed=(1, 2)), drawn(seed=(3, 4)))
 
 
 _UNETS = partial(unet, normalized=False)
@@ -84,5 +160,9 @@ MODELS: dict[str, tuple[Callable[..., Workload], int]] = {
     "unet_without_norm": (_UNETS, 8),
     "large_unet": (partial(_UNETS, size=512, widths=(32, 64, 128)), 2),
     "super_resolution": (super_resolution, 4),
+    "gpt": (gpt, 1),
+    "vocabulary": (vocabulary, 4),
+    "two_lstms": (partial(recurrent, "LSTM"), 32),
+    "two_grus": (partial(recurrent, "GRU"), 32),
 }
 """Name of a workload -> the function that makes it, and examples in its batch."""

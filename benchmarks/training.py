@@ -7,8 +7,9 @@ of the plain step's predicted peak. All steps return the loss alone, as Keras's 
 
 "ours+slices" chooses micro-batches together with recomputation; "accumulation" is Keras's, in the
 fewest equal parts of the batch that are within the budget. "ours" knows no costs before its first
-step; "ours+costs" finds the costs that it measured, "ours+plan" its plan. The annealer's machine
-code, which an installation compiles once, is compiled before.
+step; "ours+costs" finds the costs that it measured, "ours+plan" its plan, and "ours+rounding" may
+add sums up part by part. The annealer's machine code, which an installation compiles once, is
+compiled before.
 
 With a cap, which is a limit of the allocator, each way's batch is the largest that trains. A step
 that needs more memory ends with an error of TensorFlow, or crashes in a kernel that does not check
@@ -52,8 +53,11 @@ OTHERS = (
     "remat larger_than",
     "remat layers",
     "remat by hand",
+    "remat attention",
+    "heads by hand",
+    "loss by hand",
 )
-BUDGETED = (ACCUMULATION, "ours", "ours+slices", "ours+costs", "ours+plan")
+BUDGETED = (ACCUMULATION, "ours", "ours+rounding", "ours+slices", "ours+costs", "ours+plan")
 WAYS = (*OTHERS, *BUDGETED)
 """All ways besides "plain", which is always there."""
 

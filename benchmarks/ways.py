@@ -4,7 +4,9 @@ gradient accumulation, or within a budget by this library ("ours").
 Keras's `RematScope` acts on the layers built in it. "remat by hand" stands for a user of
 `keras.remat` who knows the model: it is cut at layers whose output is all that later layers read,
 into sqrt(n) segments of about equal memory, each recomputed in the backward pass (Chen et al.,
-2016).
+2016). "remat attention" and "heads by hand" are for a user who writes the attention of "gpt", as a
+whole or head by head, within `keras.remat`; "loss by hand" for one who computes the last layer and
+the loss in `SLICES` slices of the examples, each again in the backward pass.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def train(
     from benchmarks.workloads import measured, workload
 
     keras.utils.set_random_seed(0)
+    by_hand = {"remat by hand": _loss_in_segments, "loss by hand": _loss_in_slices}.get(way)
     try:
         with _scope(model, way):
             work = workload(model, batch)
@@ -69,7 +72,10 @@ def train(
             1e-4, gradient_accumulation_steps=parts if parts > 1 else None
         )
         optimizer.build(work.model.trainable_variables)
-        step = loss_step(work, optimizer, by_hand=way == "remat by hand")
+        for layer in work.model.layers:
+            if hasattr(layer, "by_hand"):
+                layer.by_hand = {"remat attention": "remat", "heads by hand": "heads"}.get(way, "")
+        step = loss_step(work, optimizer, by_hand)
         pieces = [(work.inputs, work.labels)]
         if parts > 1:
             pieces = list(
@@ -84,6 +90,7 @@ def train(
                 *pieces[0],
                 budget=budget,
                 micro_batches="auto" if "slices" in way else 1,
+                rounding="rounding" in way,
                 plan=f"{folder}/plans" if way in ("ours", "ours+plan") else None,
                 verbose=False,
             )
@@ -134,18 +141,24 @@ def plain_peak_bytes(model: str, batch: int | None) -> int:
     return step.report().plain_peak_bytes
 
 
-def loss_step(work: Any, optimizer: Any, *, by_hand: bool = False) -> Callable[[Any, Any], Any]:
+def loss_step(
+    work: Any, optimizer: Any, by_hand: Callable[[Any], Callable[[Any, Any], Any]] | None = None
+) -> Callable[[Any, Any], Any]:
     """Returns the usual training step of a workload as a Python function that returns the loss
-    alone, as Keras's `fit` does: the predictions of a whole batch need not be kept."""
+    alone, as Keras's `fit` does: the predictions of a whole batch need not be kept. `by_hand` makes
+    another function of inputs and labels that computes the loss."""
     import tensorflow as tf
 
     variables = work.model.trainable_variables
-    forward = in_segments(work.model) if by_hand else None
+
+    def plain(inputs: Any, labels: Any) -> Any:
+        return work.loss(labels, work.model(inputs, training=True))
+
+    loss_of = by_hand(work) if by_hand else plain
 
     def step(inputs: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            prediction = forward(inputs) if forward else work.model(inputs, training=True)
-            loss = work.loss(labels, prediction)
+            loss = loss_of(inputs, labels)
         optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
@@ -224,6 +237,35 @@ def in_segments(model: Any) -> Callable[[Any], Any]:
         for part in parts[:-1]:
             inputs = recomputed(part)(inputs)
         return parts[-1](inputs, training=True)  # the backward pass reads this part first
+
+    return forward
+
+
+def _loss_in_segments(work: Any) -> Callable[[Any, Any], Any]:
+    forward = in_segments(work.model)
+    return lambda inputs, labels: work.loss(labels, forward(inputs))
+
+
+SLICES = 8
+
+
+def _loss_in_slices(work: Any) -> Callable[[Any, Any], Any]:
+    """Returns the loss of a functional model whose last layer and loss run in slices."""
+    import keras
+    import tensorflow as tf
+
+    model = work.model
+    body = keras.Model(model.input, model.layers[-2].output)
+
+    @tf.recompute_grad
+    def of_slice(features: Any, labels: Any) -> Any:
+        return work.loss(labels, model.layers[-1](features))
+
+    def forward(inputs: Any, labels: Any) -> Any:
+        features = body(inputs, training=True)
+        rows = tf.reshape(features, (SLICES, -1, features.shape[-1]))
+        pairs = zip(tf.unstack(rows), tf.unstack(tf.reshape(labels, (SLICES, -1))), strict=True)
+        return tf.reduce_mean([of_slice(*pair) for pair in pairs])
 
     return forward
 

@@ -23,6 +23,10 @@ WORKLOADS = (
     "unet_without_norm",
     "large_unet",
     "super_resolution",
+    "gpt",
+    "vocabulary",
+    "two_lstms",
+    "two_grus",
 )
 
 
