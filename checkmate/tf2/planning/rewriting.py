@@ -78,11 +78,15 @@ class Rewriting:
         slices = Slices.of(self.step.examples, int(count))
         return self.unsplit() if slices.count == 1 else self.at(slices)
 
-    def unsplit(self, file: Any = None, *, or_refused: bool = False) -> Planned:
-        """The step as it was written; with a file, under the plan that is in it. Within the budget
+    def unsplit(
+        self, file: Any = None, *, or_refused: bool = False, in_parts: bool = True
+    ) -> Planned:
+        """The step on the whole batch; with a file, under the plan that is in it. Within the budget
         "auto" it runs unchanged where no plan is found, unless it is to be refused then."""
         task = self.task
         options = replace(task.request.options, plan=file)
+        if not in_parts:
+            options = replace(options, rewrites=())
         if file is None and (or_refused or options.budget != "auto"):
             options = replace(options, budget=task.budget_bytes)
         return planned_alone(
@@ -170,7 +174,11 @@ class Rewriting:
             self._release()
         gc.collect()  # functions are in cycles
         try:
-            planned = self._planned(step) if step.in_slices else self.unsplit(or_refused=True)
+            planned = (
+                self._planned(step)
+                if step.in_slices
+                else self.unsplit(or_refused=True, in_parts=False)
+            )
         except (InfeasibleBudgetError, NoPlanFoundError) as refusal:
             # A traceback would keep what was planned until then in memory.
             self._refusals.append(refusal.with_traceback(None))
@@ -188,7 +196,8 @@ class Rewriting:
         self._made = None
         self._release()
         gc.collect()
-        if self.task.request.options.budget == "auto" or not self._refusals:
+        asked = self.task.request.options
+        if asked.budget == "auto" or asked.rewrites or not self._refusals:
             try:
                 return self.unsplit()
             except (InfeasibleBudgetError, NoPlanFoundError) as error:

@@ -19,6 +19,9 @@ KINDS = ("tiles", "segments")
 MOST_TRIES = 4
 """How often the bytes of an op are halved, at most."""
 
+MOST_OPS = 15_000
+"""Parts get no smaller once there are so many copies of ops: solvers take longer than they save."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -88,6 +91,8 @@ class Splits:
             regions = self.regions(split)
             parts = [(each.tiles, each.nodes.keys()) for each in regions]
             now = parts, [-(-stacks // max(1, most)) for stacks in self._stacks]
+            if last and sum(tiles * len(nodes) for tiles, nodes in parts) > MOST_OPS:
+                return
             if now != last and (found := self.written(split, regions)) is not None:
                 yield split, found
             most, last = most // 2, now
