@@ -157,6 +157,7 @@ class ReplicatedFunction(PlannedFunction):
                 self._name,
                 options,
                 has_output_buffers=False,
+                plans_bodies=False,
                 next_batches=0,
                 scratch=self._scratch,
                 others=part.others,

@@ -28,6 +28,8 @@ _PART = re.compile(r"_tile(\d+)|/part_(\d+)")
 LAYERS_SHOWN = 6
 """How many of the layers that pay are named in the printed report."""
 
+OTHER_BUDGETS = "For less memory give a smaller budget; for less time a larger one."
+
 LONG_GAP, HIGH_OVERHEAD, NEAR_FLOOR, MOSTLY_RESIDENT = 0.01, 1.3, 0.1, 0.5
 """When `advice` speaks: the gap; the cost of the plan; the budget's share of the way from floor to
 plain peak; the resident share of it."""
@@ -93,6 +95,7 @@ class Report:
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
       plain_cost: Seconds of the plain step's kernels, where `graph` is of another step.
+      planned_bodies: Sentences about the loops that run bodies under plans of their own.
       asked: The budget as it was asked for.
       examples: The size of the batch; None where that is not known.
       origin: Where the plan comes from, if not from a first search: "plan from FILE", "planned
@@ -120,6 +123,7 @@ class Report:
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
     plain_cost: float | None = None
+    planned_bodies: tuple[str, ...] = ()
     asked: Bytes = ""
     examples: int | None = None
     origin: str = ""
@@ -263,6 +267,8 @@ class Report:
                 f"Down to {format_bytes(self.lasts_to_bytes)} this plan fits; below that it takes"
                 " another one, and more time."
             )
+        if self.planned_bodies:
+            return found
         found.append(
             f"Below {format_bytes(floor(self.graph).bytes + other)} no plan"
             f"{' of such a slice' if self.micro_batches else ''} exists, because of"
@@ -276,6 +282,8 @@ class Report:
             return ["A slice fits as it is. A smaller budget would make use of a plan."]
         if self.result is None:
             return ["The step fits. A larger batch or a smaller budget would make use of a plan."]
+        if self.planned_bodies:
+            return [OTHER_BUDGETS]
         lowest = floor(self.graph).bytes + self.memory.other_bytes
         found, gap = [], self.result.gap or 0.0
         # Of layers that are recomputed the bound counts only what is certain.
@@ -302,7 +310,7 @@ class Report:
             slices = 'The batch in slices (micro_batches="auto")'
             other = "More micro-batches" if self.micro_batches else slices
             found.append(f"{other} may cost less time than this plan.")
-        return found or ["For less memory give a smaller budget; for less time a larger one."]
+        return found or [OTHER_BUDGETS]
 
     def to_html(self, path: str | os.PathLike | None = None) -> str:
         """Returns a page that shows the plan, answers to the mouse and loads nothing.
@@ -367,6 +375,7 @@ class Report:
 
     def _sentences(self) -> list[tuple[str, str]]:
         return [
+            *(("loop", sentence) for sentence in self.planned_bodies),
             *(("next", sentence) for sentence in self.next_budgets()),
             *(("try", sentence) for sentence in self.advice()),
             *(("note", sentence) for sentence in self.notes),

@@ -20,7 +20,7 @@ from checkmate.tf2.costs import chain
 from checkmate.tf2.costs.cache import Entries, Measurement, cost_cache
 from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.roofline import roofline, unit
-from checkmate.tf2.graph.bodies import called
+from checkmate.tf2.graph.bodies import called, planned_footprints
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.graph.trace import TracedStep
 
@@ -102,6 +102,11 @@ def costs_of(
         # A final write to a variable has none.
         pairs = zip(group, found.footprints, strict=False)
         footprints |= {operation.name: each for operation, each in pairs if each}
+        footprints |= {
+            operation.name: footprint
+            for operation in group
+            for footprint in planned_footprints(traced.function.graph, operation)
+        }
     return Costs(replace(traced.graph, ops=tuple(ops)), footprints)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate.tf2.graph.bodies import functions_of, named
+from checkmate.tf2.graph.bodies import IN_ORDER, functions_of, named
 from checkmate.tf2.graph.graph_writer import GraphCopy, GraphWriter, names_of_inputs, reachable
 from checkmate.tf2.graph.grappler import optimize
 from checkmate.tf2.graph.operations import is_argument, is_loop, role_of, source_of
@@ -65,7 +65,7 @@ class InOrder(GraphWriter):
         self, given: dict[str, tf.Tensor], outputs: Any, *, scope: str = ""
     ) -> list[tf.Tensor]:
         """As in `GraphWriter`; the graph also keeps the bodies alive."""
-        tf.compat.v1.get_default_graph().add_to_collection("bodies in order", self._bodies)
+        tf.compat.v1.get_default_graph().add_to_collection(IN_ORDER, self._bodies)
         return super().import_here(given, outputs, scope=scope)
 
 
@@ -81,8 +81,9 @@ def edge_from(last: str, operation: tf.Operation, inputs: Sequence[str]) -> list
 
 
 def _in_order(body: Any) -> Any:
-    """A function like a body that runs its ops one after another; None if there is no body."""
-    if body is None:
+    """A function like a body that runs its ops one after another; None if there is no body, or if
+    it does so itself."""
+    if body is None or body.get_collection(IN_ORDER):
         return None
     writer = InOrder(body)
     concrete = SimpleNamespace(

@@ -1,7 +1,8 @@
 """The functions that loops, conditions and calls run, as graphs.
 
 TensorFlow has no public way from an op to the graph of a function that the op names. This file
-alone uses `Graph._get_function`, `tensorflow.python.framework.function_def_to_graph` and
+alone uses `Graph._get_function`, `_functions` and `_add_function_recursive`,
+`tensorflow.python.framework.function_def_to_graph` and
 `tensorflow.python.eager.context.context().get_function_def`. If a TensorFlow version lacks them,
 the library does without the graphs: a call stays one op and is not measured, a loop is not
 recomputed, and the sizes of its outputs are estimated. `test_bodies` asserts that the installed
@@ -28,6 +29,18 @@ def named(graph: tf.Graph, name: str) -> Any:
     return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)
 
 
+def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
+    """Adds the functions in the library of `graph` to that of another one."""
+    add = getattr(other, "_add_function_recursive", lambda function: None)
+    for function in getattr(graph, "_functions", {}).values():
+        add(function)
+
+
+IN_ORDER, TAKEN_BYTES, FOOTPRINT = "bodies in order", "bytes taken", "footprint"
+"""Collections of a graph: of one whose ops run one after another, the functions that these run; of
+a body that runs a plan, the bytes that it takes besides its inputs, and its requests."""
+
+
 def from_definition(definition: Any, shapes: list[Any] | None) -> Any:
     """A new graph of a `FunctionDef` for inputs of these shapes; None if TensorFlow makes none."""
     try:
@@ -49,6 +62,12 @@ def body_of(graph: tf.Graph, operation: tf.Operation, attribute: str) -> Any:
 def bodies_of(graph: tf.Graph, operation: tf.Operation) -> list[Any]:
     """The graphs (or None) of the functions that a loop or condition runs; none for another op."""
     return [named(graph, each.name) for each in functions_of(operation, operation.node_def)]
+
+
+def planned_footprints(graph: tf.Graph, operation: tf.Operation) -> list[Any]:
+    """The requests of those bodies of a loop or condition that run plans."""
+    found = (body for body in bodies_of(graph, operation) if body is not None)
+    return [each for body in found for each in body.get_collection(FOOTPRINT)]
 
 
 def functions_of(operation: tf.Operation, node: Any) -> Iterator[Any]:

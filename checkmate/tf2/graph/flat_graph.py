@@ -78,6 +78,20 @@ def follows_gradients(operation: tf.Operation, backward: set[tf.Operation]) -> b
     return any(source_of(tensor).op in backward for tensor in read)
 
 
+OF_GRADIENTS = ("TensorListPushBack", "TensorListPopBack", "OptionalFromValue")
+"""Ops by which a loop or a condition leaves values to its gradient, and takes them."""
+
+
+def trains(body: Any) -> bool:
+    """Whether gradients are taken in a function, and none through it."""
+    operations = body.get_operations()
+    if any(operation.type in OF_GRADIENTS for operation in operations):
+        return False
+    return any(map(in_backward_scope, operations)) or any(
+        trains(each) for o in operations for each in bodies.called(o) if each is not None
+    )
+
+
 def forward_names(concrete: Any) -> set[str]:
     backward: set[tf.Operation] = set()
     for operation in reachable(concrete.graph):
@@ -293,6 +307,9 @@ class FlatGraph:
         if self._planned_names is not None:
             return operation.name in self._planned_names
         if not all(map(self._sizes.is_small, (operation, *made_of))):
+            return True
+        inner = bodies.bodies_of(self.traced_graph, operation)
+        if any(body is not None and trains(body) for body in inner):
             return True
         writes = not self.only_reads(operation)
         return writes and not self._read_by_bodies.isdisjoint(_handles(operation))

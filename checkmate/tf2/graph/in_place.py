@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from checkmate.tf2.graph.flat_graph import FlatGraph
 from checkmate.tf2.graph.graph_writer import reachable
 from checkmate.tf2.graph.operations import (
     can_be_copied,
+    is_call,
     is_loop,
     may_share_memory,
     role_of,
@@ -113,13 +115,22 @@ def needed_bytes(
 
 def body_bytes(graph: tf.Graph, operation: tf.Operation) -> int:
     """The most bytes that one run of a body of a loop or condition has in memory besides its
-    inputs, as far as shapes tell; 0 for another op. `graph` is the step as it was traced."""
+    inputs, as far as shapes or its plan tell; 0 for another op. `graph` is the step as it was
+    traced."""
+    return _most_bytes(graph, bodies.bodies_of(graph, operation))
+
+
+def _most_bytes(graph: tf.Graph, functions: Sequence[Any]) -> int:
     found = 0
-    for body in bodies.bodies_of(graph, operation):
+    for body in functions:
         if body is None:
             continue
+        if taken := body.get_collection(bodies.TAKEN_BYTES):
+            found = max(found, *taken)
+            continue
         group = tuple(o for o in reachable(body) if role_of(o) is Role.KERNEL)
-        within = {o: body_bytes(graph, o) for o in group}
+        inner = {o: bodies.called(o) if is_call(o) else bodies.bodies_of(graph, o) for o in group}
+        within = {o: _most_bytes(graph, functions) for o, functions in inner.items()}
         ends = tuple({made_by(tensor) for tensor in body.outputs})
         found = max(found, needed_bytes(group, ends, within=within))
     return found

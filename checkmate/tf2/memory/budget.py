@@ -116,11 +116,21 @@ def argument_bytes(traced: TracedStep) -> int:
     return known_bytes(traced.argument_tensors())
 
 
+def given_bytes(traced: TracedStep) -> int:
+    """The bytes of the batches that the step takes from iterators."""
+    kinds = (
+        zip(o.get_attr("output_shapes"), o.get_attr("output_types"), strict=True)
+        for o in traced.flat.graph.get_operations()
+        if rule_of(o.type).gives_batches
+    )
+    specs = (tf.TensorSpec(tf.TensorShape(shape), dtype) for each in kinds for shape, dtype in each)
+    return known_bytes(specs)
+
+
 def bytes_ahead(traced: TracedStep, batches: int) -> int:
     """The bytes of the batches that a pipeline makes while a step runs: of at least `batches`, none
     for 0."""
-    taken = (o for o in traced.flat.graph.get_operations() if rule_of(o.type).gives_batches)
-    one = argument_bytes(traced) + sum(known_bytes(o.outputs) for o in taken)
+    one = argument_bytes(traced) + given_bytes(traced)
     return ahead(batches, one, traced.plain_peak_bytes())
 
 

@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from checkmate.core.allocator import Pool, PoolExhausted, rounded_up
 from checkmate.core.events import Events, Log, Program
-from checkmate.core.footprint import Footprint, Kind, Node
+from checkmate.core.footprint import Footprint, Kind, Node, Request
 from checkmate.core.graph import DFGraph
 from checkmate.core.plan import Plan
 from checkmate.errors import CheckmateError
 from checkmate.tf2.execution.replay import SCOPE, OutputBuffers, Written, write
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.operations import is_constant, may_share_memory
+from checkmate.tf2.graph.operations import is_constant, is_loop, may_share_memory
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.memory.probe import address_of, probe
@@ -201,6 +201,12 @@ class Predictor:
             node = node_of(definition, like)
             estimates = self.traced.estimates
             sizes = estimates.get(like.name) if node.kind is Kind.KERNEL else None
+            if sizes is None and is_loop(like):  # what only the next turn reads is not made
+                read = {tensor.ref() for tensor in self.traced.flat.outputs}
+                sizes = tuple(
+                    size if tensor.consumers() or tensor.ref() in read else 0
+                    for size, tensor in zip(node.output_bytes, like.outputs, strict=True)
+                )
             self._nodes[like] = replace(
                 node,
                 output_bytes=sizes or node.output_bytes,
@@ -215,6 +221,19 @@ class Predictor:
         memory runs out."""
         assert self.pool is not None
         return self._highest(self.pool, plan, self.batch)
+
+    def footprint(self, plan: PlanOnPaper) -> Footprint:
+        """The requests of the plan as those of one kernel."""
+        requests = [Request(size) for size in plan.constants]
+        place: dict[int, int] = {}
+        for buffer, size in plan.program.events(self.footprints).steps:
+            if size:
+                place[buffer] = len(requests)
+                requests.append(Request(size))
+            else:
+                k = place[buffer]
+                requests[k] = replace(requests[k], until=len(requests))
+        return Footprint(tuple(requests), in_place=False)
 
     def plain_peak_bytes(self) -> int:
         """The plain step's peak in a loop that keeps the last step's results, a batch and the

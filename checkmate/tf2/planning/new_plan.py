@@ -25,6 +25,12 @@ from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
+from checkmate.tf2.planning.planned_bodies import (
+    MOST_TRIES,
+    of_step,
+    planned_bodies,
+    with_planned,
+)
 from checkmate.tf2.planning.refusal import Refusal, needed_bytes
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, unchanged
 from checkmate.tf2.report import Report
@@ -97,7 +103,33 @@ def new_plan(task: PlanTask) -> Planned:
     report = task.report(costs.graph, plain_peak)
     if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
         return _unchanged(task, costs, report)
-    return _searched(task, _best(task, costs, piece), report)
+    found = _with_planned_bodies(task, costs, piece, report)
+    return found or _searched(task, _best(task, costs, piece), report)
+
+
+def _with_planned_bodies(
+    task: PlanTask, costs: Costs, piece_bytes: int, report: Report
+) -> Planned | None:
+    """The step whose loops that train run bodies under plans of their own. Where the step is then
+    predicted to take too much, the bodies are planned for less. None without such loops."""
+    tried, less_bytes = None, 0
+    for _ in range(MOST_TRIES):
+        bodies = planned_bodies(task, costs, new_plan, less_bytes)
+        if not bodies:
+            break
+        within, here, plain = with_planned(task, costs, bodies)
+        forms = _best(within, here, piece_bytes)
+        tried = bodies, within, forms, replace(report, graph=plain)
+        excess = forms[0].search.excess_bytes
+        left_bytes = min(each.left_bytes for each in bodies)
+        if forms[0].found or not excess or left_bytes < 0:
+            break
+        less_bytes += left_bytes + excess
+        forms[0].search.pause()
+    if tried is None:
+        return None
+    bodies, within, forms, report = tried
+    return of_step(_searched(within, forms, report), task, bodies)
 
 
 def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:

@@ -179,6 +179,12 @@ class PlanSearch:
     def limit_bytes(self) -> int:
         return self.memory.peak_limit_bytes
 
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the lowest plan found so far is above the limit; 0 without any."""
+        known = (each.expected_bytes for each in self.candidates)
+        return max(0, min((each for each in known if each), default=0) - self.limit_bytes)
+
     def lowest(self) -> Candidate | None:
         """The plan with the lowest expected peak, of those found and the one lowest by the
         judge."""
@@ -198,10 +204,9 @@ class PlanSearch:
     def _made_predictor(self) -> Predictor:
         task = self.task
         buffers: OutputBuffers | None = None
-        if task.paper_bytes:
-            buffers = OutputBuffers(task.traced)
-        elif task.request.has_output_buffers:
-            buffers = make_output_buffers(task.traced)
+        if task.request.has_output_buffers:
+            make = OutputBuffers if task.paper_bytes else make_output_buffers
+            buffers = make(task.traced)
         costs, batch = self.costs, task.batch or ()
         found = Predictor(task.traced, costs.graph, batch, costs.footprints, buffers)
         if task.paper_bytes:

@@ -148,7 +148,7 @@ class Planner:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
         if main.result is None:
             return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
-        if main.split:
+        if main.part:  # its largest ops are split, or bodies of its loops planned
             return None
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:
             return None

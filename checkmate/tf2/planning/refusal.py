@@ -16,7 +16,7 @@ from checkmate.solvers.layer_rules import LayerRules
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import in_place
-from checkmate.tf2.graph.bodies import function_names
+from checkmate.tf2.graph.bodies import function_names, planned_footprints
 from checkmate.tf2.graph.operations import may_share_memory
 from checkmate.tf2.graph.sizes import tensor_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
@@ -141,7 +141,7 @@ class Refusal:
         binds = self._binds(lowest) + self._of_loops() + self._of_rules()
         advice = self._advice(needed)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
-        if proven > budget:
+        if proven > budget and not self._has_planned_bodies:
             return InfeasibleBudgetError(
                 f"No plan fits {asked}: at least {format_bytes(proven)} are needed,"
                 f" {format_bytes(proven - budget)} more. {binds} {advice}",
@@ -197,6 +197,12 @@ class Refusal:
             f" reserve.{self._of_algorithms(lowest)}{self._of_dense(lowest)}"
         )
 
+    @property
+    def _has_planned_bodies(self) -> bool:
+        """Whether a loop runs a body under a plan of its own: another one may need less."""
+        traced = self.search.task.traced
+        return any(planned_footprints(traced.function.graph, each) for each in traced.order)
+
     def _of_loops(self) -> str:
         """The loop that runs more ops than the rest of the step, if there is one: no plan changes
         it."""
@@ -207,7 +213,7 @@ class Refusal:
             inner = sum(sizes.get(each, 0) for each in function_names(node))
             if inner > most and rule_of(node.op).runs not in (Runs.CALL, Runs.CONDITION):
                 most, name = inner, f"{node.name!r} ({node.op})"
-        if most <= len(graph_def.node):
+        if most <= len(graph_def.node) or self._has_planned_bodies:
             return ""
         return (
             f" Most of the step runs within op {name}, a loop that a plan takes as one op: have one"

@@ -57,6 +57,12 @@ class Planned:
         return self.report.micro_batches is not None
 
     @property
+    def plans_bodies(self) -> bool:
+        """Whether a loop runs a body under a plan of its own."""
+        own = self.split is None and not self.record
+        return self.part is not None and (own or self.part.plans_bodies)
+
+    @property
     def innermost(self) -> Planned:
         """The plan of the function of which `graph` is the graph."""
         return self.part.innermost if self.part else self
@@ -135,6 +141,7 @@ class PlanRequest:
       explains: Whether a refusal says what would fit, which takes some seconds to find out.
       has_output_buffers: Whether results lie in buffers that outlive a step (see
         `execution.replay`): of the main step, unless its plan is replayed in another function.
+      plans_bodies: Whether loops that train run bodies under plans of their own.
       next_batches: The further batches, of an input pipeline or kept by the program, for which
         memory is set aside while the step runs.
       correction: Activations of real steps as a multiple of the predicted ones.
@@ -149,6 +156,7 @@ class PlanRequest:
     options: PlanOptions
     explains: bool = True
     has_output_buffers: bool = True
+    plans_bodies: bool = True
     next_batches: int = BATCHES_MADE
     correction: float = 1.0
     scratch: Scratch = field(default_factory=Scratch)

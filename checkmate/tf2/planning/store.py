@@ -446,12 +446,21 @@ def stored_plan(task: PlanTask) -> Planned | None:
 
 def keep(path: Path, planned: Planned) -> None:
     """Writes a plan into its folder; where that fails, the step trains all the same."""
+    if planned.plans_bodies:
+        log.info("No file holds plans of bodies: %r is planned each time.", planned.report.name)
+        return
     with forgiven(path.parent):
         save(path, planned)
 
 
 def save(path: str | os.PathLike, planned: Planned) -> None:
-    """Writes a planned step as a file, which counts the bytes of the step alone."""
+    """Writes a planned step as a file, which counts the bytes of the step alone. Raises
+    `PlanFileError` where a loop runs a body under a plan of its own, which no file holds."""
+    if planned.plans_bodies:
+        raise PlanFileError(
+            f"{planned.report.name!r} has a loop whose body is planned, and no file holds plans of"
+            " bodies: the step is planned each time."
+        )
     micro, record = planned.report.micro_batches, planned.record
     split, planned = planned.split, planned.innermost
     report = planned.report

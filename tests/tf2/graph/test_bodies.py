@@ -4,7 +4,15 @@ about sizes."""
 import pytest
 import tensorflow as tf
 
-from checkmate.tf2.graph.bodies import bodies_of, body_of, called, is_pure, named, only_reads
+from checkmate.tf2.graph.bodies import (
+    bodies_of,
+    body_of,
+    called,
+    is_pure,
+    named,
+    only_reads,
+    share_functions,
+)
 from checkmate.tf2.graph.passes import inline
 from checkmate.tf2.graph.sizes import LoopSizes, tensor_bytes
 
@@ -50,6 +58,15 @@ def test_the_installed_tensorflow_makes_graphs_of_definitions(tensorflow):
     concrete = concrete_of(lambda x: inner(x) + 1.0)
     assert "Sin" not in {o.type for o in concrete.graph.get_operations()}
     assert "Sin" in {o.type for o in inline(concrete).graph.get_operations()}
+
+
+def test_the_installed_tensorflow_shares_functions(tensorflow):
+    concrete = concrete_of(lambda x: tf.while_loop(lambda x: x[0, 0] < 3, lambda x: (x + 1,), (x,)))
+    name = one(concrete, "While").get_attr("body").name
+    other = tensorflow.Graph()
+    assert named(other, name) is None
+    share_functions(concrete.graph, other)
+    assert {o.type for o in named(other, name).get_operations()} >= {"AddV2"}
 
 
 def test_a_function_that_tensorflow_does_not_hand_out_is_none(tensorflow):
