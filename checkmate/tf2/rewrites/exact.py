@@ -124,9 +124,9 @@ def _numbers(spec: tf.TensorSpec, seed: tuple[int, int]) -> tf.Tensor:
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)  # such as places
     first = hash(seed) % DRAWN
-    shape, size = spec.shape.as_list(), spec.shape.num_elements()
-    found = _drawn()[first : first + size] if size <= DRAWN else _drawn()[first:]
-    return tf.constant(np.resize(found, shape), spec.dtype)
+    size = spec.shape.num_elements()
+    found = tf.constant(_drawn()[first : first + min(size, DRAWN)], spec.dtype)
+    return tf.reshape(tf.tile(found, [-(-size // DRAWN)])[:size], spec.shape)
 
 
 @cache
