@@ -13,7 +13,7 @@ from checkmate import plot
 from checkmate.core.graph import DFGraph
 from checkmate.core.layer_names import layer_names
 from checkmate.core.plan import Plan
-from checkmate.core.replay import floor
+from checkmate.core.replay import floor, op_floors
 from checkmate.plot.page import html_text
 from checkmate.plot.picture import Picture, show_in_notebook
 from checkmate.plot.usage import Allocated, LayerUse, layers
@@ -33,6 +33,18 @@ OTHER_BUDGETS = "For less memory give a smaller budget; for less time a larger o
 LONG_GAP, HIGH_OVERHEAD, NEAR_FLOOR, MOSTLY_RESIDENT = 0.01, 1.3, 0.1, 0.5
 """When `advice` speaks: the gap; the cost of the plan; the budget's share of the way from floor to
 plain peak; the resident share of it."""
+
+
+NONE = (0, 0.0)
+
+
+def _by_layer(graph: DFGraph) -> dict[str, tuple[int, float]]:
+    """By layer the most bytes that one of its ops needs besides fixed bytes, and its seconds."""
+    found: dict[str, tuple[int, float]] = {}
+    for op, layer, least in zip(graph.ops, layer_names(graph), op_floors(graph), strict=True):
+        needed, cost = found.get(layer, (0, 0.0))
+        found[layer] = max(needed, least.bytes - graph.fixed_bytes), cost + op.cost
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ class Report:
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
-      plain_cost: Seconds of the plain step's kernels, where `graph` is of another step.
+      plain_graph: The graph of the plain step, where `graph` may be of another.
       planned_bodies: Sentences about the loops that run bodies under plans of their own.
       asked: The budget as it was asked for.
       examples: The size of the batch; None where that is not known.
@@ -122,7 +134,7 @@ class Report:
     step_seconds: float | None = None
     micro_batches: MicroBatches | None = None
     tried_slices: tuple[TriedSlices, ...] = ()
-    plain_cost: float | None = None
+    plain_graph: DFGraph | None = field(default=None, repr=False)
     planned_bodies: tuple[str, ...] = ()
     asked: Bytes = ""
     examples: int | None = None
@@ -160,7 +172,7 @@ class Report:
             return micro.cost / (micro.plain_cost or micro.once_cost)
         if self.result is None or self.result.cost is None:
             return 1.0
-        return self.result.cost / (self.plain_cost or self.graph.total_cost)
+        return self.result.cost / (self.plain_graph or self.graph).total_cost
 
     @property
     def expected_peak_bytes(self) -> int:
@@ -213,7 +225,7 @@ class Report:
     def split_layers(self) -> dict[str, list[str]]:
         """How the largest ops run, as "in 4 tiles" -> the layers that they are of."""
         parts: dict[tuple[str, str], int] = {}
-        if self.plain_cost is not None:
+        if self.plain_graph is not None:
             names = layer_names(self.graph)
             for op, layer in zip(self.graph.ops, names, strict=True):
                 if found := _PART.search(op.name):
@@ -225,6 +237,25 @@ class Report:
         for (kind, layer), count in parts.items():
             layers.setdefault(f"in {count} {kind}", []).append(layer)
         return layers
+
+    def _split_facts(self) -> list[tuple[str, str]]:
+        """For each way in which ops are split, the layers with what their ops need at once, in
+        parts and as a whole, and the time that the parts take more."""
+        if self.plain_graph is None:
+            return []
+        parts, whole, facts = _by_layer(self.graph), _by_layer(self.plain_graph), []
+        for how, names in self.split_layers.items():
+            told = []
+            for name in names:
+                (needed, cost), (before, plain) = parts.get(name, NONE), whole.get(name, NONE)
+                price = (cost - plain) / self.plain_graph.total_cost
+                if needed < before:
+                    sizes = f"{format_bytes(needed)} at once for {format_bytes(before)}"
+                    told.append(f"{name} ({sizes}, {price:+.1%} time)")
+            told = (told or names)[:LAYERS_SHOWN]
+            more = f" and {len(names) - len(told)} more" if len(names) > len(told) else ""
+            facts.append((how, f"the largest ops of {', '.join(told)}{more}"))
+        return facts
 
     def in_a_line(self) -> str:
         """The report in the few words that fit a line of a terminal."""
@@ -389,9 +420,7 @@ class Report:
             kept = format_bytes(micro.kept_bytes)
             numbers = "what Python makes of the batch's size is the whole's"
             rows.append(("micro-batches", f"{split}; sums and results take {kept}; {numbers}"))
-        for how, names in self.split_layers.items():
-            more = f" and {len(names) - LAYERS_SHOWN} more" if len(names) > LAYERS_SHOWN else ""
-            rows.append((how, f"the largest ops of {', '.join(names[:LAYERS_SHOWN])}{more}"))
+        rows += self._split_facts()
         if self.tried_slices:
             tried = "; ".join(map(self._tried, self.tried_slices))
             rows.append(("looked at", f"{tried} (slices: time beside those taken)"))

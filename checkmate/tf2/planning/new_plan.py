@@ -281,7 +281,7 @@ def _built(search: PlanSearch, found: Candidate, report: Report) -> Planned:
         graph=search.graph,
         plain_plan=task.traced.plain_plan(),
         memory=task.memory,
-        plain_cost=report.graph.total_cost,
+        plain_graph=report.graph,
         predicted_peak_bytes=found.expected_bytes,
         notes=(*report.notes, *search.notes),
     )

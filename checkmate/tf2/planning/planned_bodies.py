@@ -48,7 +48,8 @@ class PlannedBody:
 
     @property
     def plain_cost(self) -> float:
-        return self.plan.report.plain_cost or self.plan.cost
+        plain = self.plan.report.plain_graph
+        return plain.total_cost if plain else self.plan.cost
 
     def function(self, cost_model: Any) -> Any:
         """The body that the loop runs."""
@@ -166,7 +167,7 @@ def of_step(planned: Planned, task: PlanTask, bodies: Sequence[PlannedBody]) -> 
     any plan of them: its kernels run once."""
     result, report = planned.result, planned.report
     if result is not None:
-        bound = min(result.bound, report.plain_cost or result.bound)
+        bound = min(result.bound, (report.plain_graph or report.graph).total_cost)
         result = replace(result, status=SolveStatus.FEASIBLE, bound=bound, given_order_bound=None)
         told = tuple(chain.from_iterable(each.sentences for each in bodies))
         report = replace(report, result=result, planned_bodies=told)

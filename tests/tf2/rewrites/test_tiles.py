@@ -2,12 +2,15 @@
 may be added up otherwise; states once; less memory, as predicted."""
 
 from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from plans import random_plan
+from processes import found as result_of
+from processes import started
 from programs import double
 from slices_oracle import traced_on
 from tiled_nets import STEPS, mixed_precision, trained, two_layers
@@ -152,9 +155,17 @@ def test_a_plan_file_holds_how_ops_are_split(tmp_path):
 
 @pytest.mark.slow
 def test_a_user_says_whether_ops_are_split():
-    assert compiled(rounding=True)[0].planned.split.sums
+    step = compiled(rounding=True)[0]
+    assert step.planned.split.sums and " at once for " in str(step.report())
     with pytest.raises(checkmate.InfeasibleBudgetError):
         compiled("20%", rewrites=())
+
+
+@pytest.mark.slow
+def test_replicas_share_a_split():
+    result = result_of(started(Path(__file__).with_name("tiled_replicas.py")))
+    assert result["split"] and result["planned"] == result["plain"]
+    assert len(set(result["plain"][0])) == 2, "nothing is trained"
 
 
 @pytest.mark.own_process(TF_CPU_ALLOCATOR_USE_BFC="false")
