@@ -156,8 +156,11 @@ class SliceWriter:
                 read = [writer.constant(np.asarray(shape, np.int32), tf.int32), number]
                 self._constants[key] = writer.add("Fill", read, tensor.dtype, name=tensor.op.name)
             else:
-                self._constants[key] = writer.constant(known, tensor.dtype)
+                self._constants[key] = self._written(known, tensor.dtype)
         return self._constants[key]
+
+    def _written(self, known: Any, dtype: tf.DType) -> str:
+        return self.writer.constant(known, dtype)
 
     def _copy(self, node: Node) -> None:
         operation, answer, writer = node.operation, node.answer, self.writer

@@ -261,8 +261,8 @@ def _reshaped(writer: GraphWriter, value: str, shape: Any, dtype: tf.DType, name
 
 
 class Constants:
-    """Parts of constants, written once each. TensorFlow would compute them before the step and keep
-    them all; tiles often have the same, such as the mask of each head."""
+    """Constants and parts of them, written once each. TensorFlow would compute parts before the step
+    and keep them all; tiles often have the same, such as the mask of each head."""
 
     def __init__(self, writer: GraphWriter):
         self._writer = writer
@@ -274,7 +274,10 @@ class Constants:
         """The name of parts of a constant along an axis, joined."""
         before = (slice(None),) * axis
         parts = [known[(*before, slice(first, first + width))] for first in firsts]
-        value = np.concatenate(parts, axis)
+        return self.of(np.concatenate(parts, axis), dtype)
+
+    def of(self, value: np.ndarray, dtype: tf.DType) -> str:
+        """The name of a constant."""
         key = (value.shape, dtype, hashlib.sha256(value.tobytes()).digest())
         if key not in self._names:
             self._names[key] = self._writer.constant(value, dtype)
@@ -352,6 +355,9 @@ class Tile(SliceWriter):
         part = writer.cut(whole, like, 2, self._k * width, width, name=name)
         shape = part_shape(tensor.shape.as_list(), relation, self._examples, 1)
         return _reshaped(writer, part, shape, dtype, name)
+
+    def _written(self, known: Any, dtype: tf.DType) -> str:
+        return self._parts_of.of(known, dtype)
 
     def _first(self, places: int, dtype: tf.DType) -> str:
         return self.writer.constant(self._k * places, dtype)

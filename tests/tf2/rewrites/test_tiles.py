@@ -89,8 +89,10 @@ def test_parts_that_are_joined_are_the_whole(shape, axis, blocks):
         assert np.array_equal(found[2 + k], value)
 
 
-def test_tiles_have_one_constant_where_they_read_the_same_numbers():
-    mask = np.tril(np.ones([64, 64], "float32"))[None].repeat(4, 0) * np.arange(64)
+@pytest.mark.parametrize("batch", (4, 1))
+def test_tiles_have_one_constant_where_they_read_the_same_numbers(batch):
+    """Each a part of it, or all of them the whole."""
+    mask = np.tril(np.ones([64, 64], "float32"))[None].repeat(batch, 0) * np.arange(64)
 
     def step(x):
         return tf.reduce_max(tf.nn.softmax(x[:, :, None] * x[:, None] * mask), 1)
