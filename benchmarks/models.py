@@ -84,6 +84,9 @@ class CausalAttention(keras.layers.Layer):
             found = (keras.remat(_attend) if self.by_hand else _attend)(q, k, v)
         return tf.reshape(tf.transpose(found, (0, 2, 1, 3)), (-1, length, width))
 
+    def compute_output_shape(self, queries_shape: Any, **_: Any) -> Any:
+        return queries_shape
+
 
 def _attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
     scores = tf.matmul(q, k, transpose_b=True) / q.shape[-1] ** 0.5
