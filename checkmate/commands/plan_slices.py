@@ -53,7 +53,8 @@ class SliceGraph:
     @property
     def suffix(self) -> str:
         if self.split:
-            return f"-in-parts-of-{format_bytes(self.split.above_bytes).replace(' ', '')}"
+            size = format_bytes(self.split.above_bytes)
+            return f"-in-parts-of-{size.replace(' ', '').replace('.', '_')}"
         return f"-in-{self.slices.count}" if self.slices.count > 1 else ""
 
     def seconds(self, cost: float) -> float:

@@ -231,7 +231,8 @@ class Report:
                 if found := _PART.search(op.name):
                     kind = "tiles" if found[1] else "segments"
                     number = int(found[1] or found[2])
-                    key = kind, layer or op.name[: found.start()]
+                    # An op outside all layers is one of its own, by its whole name.
+                    key = kind, _PART.split(layer or op.name)[0]
                     parts[key] = max(parts.get(key, 0), number + 1)
         layers: dict[str, list[str]] = {}
         for (kind, layer), count in parts.items():

@@ -261,8 +261,8 @@ def _reshaped(writer: GraphWriter, value: str, shape: Any, dtype: tf.DType, name
 
 
 class Constants:
-    """Constants and parts of them, written once each. TensorFlow would compute parts before the step
-    and keep them all; tiles often have the same, such as the mask of each head."""
+    """Constants and parts of them, written once each. TensorFlow would compute parts before the
+    step and keep them all; tiles often have the same, such as the mask of each head."""
 
     def __init__(self, writer: GraphWriter):
         self._writer = writer

@@ -13,7 +13,7 @@ from processes import found as result_of
 from processes import started
 from programs import double
 from slices_oracle import traced_on
-from tiled_nets import STEPS, mixed_precision, trained, two_layers
+from tiled_nets import STEPS, mixed_precision, normal, trained, two_layers
 from tiles_oracle import check, numbers, parts
 
 import checkmate
@@ -101,6 +101,32 @@ def test_tiles_have_one_constant_where_they_read_the_same_numbers(batch):
     found = parts(traced, 4)
     constants = [o.outputs[0].shape for o in found.flat.graph.get_operations() if o.type == "Const"]
     assert sum(shape.num_elements() == 64 * 64 for shape in constants) == 1
+
+
+@pytest.mark.own_process(TF_CPU_ALLOCATOR_USE_BFC="true")
+def test_what_constants_alone_make_is_not_kept_between_steps():
+    """TensorFlow would fold the distances of all heads into constants, beside what is planned."""
+    heads, length = 4, 512
+    weights = [tf.Variable(normal(64, 64) / 10) for _ in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            split = [tf.reshape(x @ each, [1, length, heads, 16]) for each in weights]
+            q, k, v = (tf.transpose(each, [0, 2, 1, 3]) for each in split)
+            places = tf.cast(tf.range(length), tf.float32)
+            slopes = 2.0 ** -tf.cast(tf.range(1, heads + 1), tf.float32)
+            bias = slopes[:, None, None] * tf.abs(places[:, None] - places)
+            y = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) - bias) @ v
+            loss = tf.reduce_mean(y * y)
+        for each, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            each.assign_sub(gradient / 10)
+        return loss
+
+    planned = checkmate.tf2.function(step, budget="50%", verbose=False)
+    for _ in range(2):
+        planned(normal(1, length, 64))
+    report = planned.report()
+    assert report.split_layers and report.measured_peak_bytes <= report.budget_bytes
 
 
 def test_effects_happen_once():
