@@ -43,10 +43,10 @@ class MaxLength:
       tried: (length, what was found) for each length planned on the way.
 
     Examples:
-      >>> found = checkmate.tf2.max_length(
-      ...     model, "mse", "adam", tokens, labels, budget="64MiB", largest=4096
-      ... )
-      >>> print(found.length, found.plain_length, found.overhead)
+      >>> frames = keras.Input((None, 8))
+      >>> model = keras.Model(frames, keras.layers.Dense(1)(frames))
+      >>> specs = tf.TensorSpec([4, None, 8]), tf.TensorSpec([4, None, 1])
+      >>> print(checkmate.tf2.max_length(model, "mse", "adam", *specs, budget="1GiB", largest=64))
     """
 
     length: int
@@ -109,9 +109,11 @@ def max_length(
       InfeasibleBudgetError: Not even the shortest length that the model takes fits.
 
     Examples:
-      >>> tokens = tf.TensorSpec([4, None], tf.int32)
+      >>> frames = keras.Input((None, 8))
+      >>> model = keras.Model(frames, keras.layers.Dense(1)(frames))
+      >>> specs = tf.TensorSpec([4, None, 8]), tf.TensorSpec([4, None, 1])
       >>> found = checkmate.tf2.max_length(
-      ...     model, "mse", "adam", tokens, tokens, budget="6GiB", rounding=True
+      ...     model, "mse", "adam", *specs, budget="1GiB", largest=64, rounding=True
       ... )
     """
     asked = PlanOptions.of("max_length", budget, options, _REFUSED, ("overhead_limit", "largest"))

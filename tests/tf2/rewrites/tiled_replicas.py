@@ -38,4 +38,5 @@ def train(budget):
 
 tf.config.experimental.enable_op_determinism()
 plain, planned = train(None), train("40%")
-print(json.dumps({"plain": plain[:2], "planned": planned[:2], "split": planned[2]}))
+found = {"plain": plain[:2], "planned": planned[:2], "split": planned[2]}
+print("FOUND", json.dumps(found))
