@@ -82,7 +82,6 @@ class SliceGraphs:
         graph = with_costs(step.traced, costs, on_progress=on_progress)
         peak = plain_peak(graph)
         self._made = {step: SliceGraph(step, graph, 0.0, peak)}
-        self._in_parts: dict[Split, SliceGraph] = {}
         self._single: DFGraph | None = None
 
     def plans(
@@ -137,7 +136,7 @@ class SliceGraphs:
         if whole.plain_bytes <= budget_bytes:
             cost(whole)
             return whole, found[whole]
-        best = cheapest_first(whole.graph, room, whole, self._parts(room), cost)[0]
+        best = cheapest_first(room, whole, self._parts(room), lambda form: form.graph, cost)[0]
         if found[best].plan is None:  # the refusal is of what needs least
             best = min(found, key=lambda form: found[form].facts["floor_bytes"])
         return best, found[best]
@@ -148,11 +147,8 @@ class SliceGraphs:
         if not self._allowed.kinds or room_bytes <= 0:
             return
         for split, parts in Splits(traced, self._allowed).within(room_bytes):
-            if split not in self._in_parts:
-                costs = in_parts(parts, Costs(whole.graph, {}), traced, self._costs)
-                made = replace(whole, graph=costs.graph, split=split, parts=parts)
-                self._in_parts[split] = made
-            yield self._in_parts[split]
+            costs = in_parts(parts, Costs(whole.graph, {}), traced, self._costs)
+            yield replace(whole, graph=costs.graph, split=split, parts=parts)
 
     def _advised(self, found: Found, sliced: SliceGraph) -> Found:
         """A refusal of the whole batch with what a smaller one would need."""

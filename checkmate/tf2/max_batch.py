@@ -255,14 +255,17 @@ class MaxBatch:
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
-        binds = f"op {self.binding_op!r} binds" if self.binding_op else "no larger one was tried"
-        times = "plain fits none"
-        if self.plain_batch:
-            times = f"{self.batch / self.plain_batch:.1f} times plain's {self.plain_batch}"
-        return (
-            f"batch {self.batch} trains within {format_bytes(self.budget_bytes)} ({times}),"
-            f" predicted to cost {self.overhead - 1:+.1%} per example; {binds}"
-        )
+        return sentence("batch", self.batch, self.plain_batch, self, "per example")
+
+
+def sentence(what: str, size: int, plain: int, found: Any, per: str) -> str:
+    """The answer of `max_batch` or `max_length`, for people."""
+    binds = f"op {found.binding_op!r} binds" if found.binding_op else "no larger one was tried"
+    times = f"{size / plain:.1f} times plain's {plain}" if plain else "plain fits none"
+    return (
+        f"{what} {size} trains within {format_bytes(found.budget_bytes)} ({times}), predicted to"
+        f" cost {found.overhead - 1:+.1%} {per}; {binds}"
+    )
 
 
 def max_batch(

@@ -15,12 +15,19 @@ from checkmate.errors import BudgetError, InfeasibleBudgetError, NoPlanFoundErro
 from checkmate.progress import Progress
 from checkmate.tf2 import device as devices
 from checkmate.tf2.compile import PlannedStep
-from checkmate.tf2.max_batch import TENTH, TWENTIETH, check_limits, is_allowed, largest_fitting
+from checkmate.tf2.max_batch import (
+    TENTH,
+    TWENTIETH,
+    check_limits,
+    is_allowed,
+    largest_fitting,
+    sentence,
+)
 from checkmate.tf2.memory.budget import auto_budget
 from checkmate.tf2.options import PlanKeywords, PlanOptions
 from checkmate.tf2.planning.request import PlanRequest
 from checkmate.tf2.training_step import as_spec, refuse_missing, training_step
-from checkmate.units import Bytes, format_bytes
+from checkmate.units import Bytes
 
 SHORT = 32
 """The length that is tried first where the specs leave it open."""
@@ -58,14 +65,7 @@ class MaxLength:
     tried: tuple[tuple[int, str], ...] = field(repr=False)
 
     def __str__(self) -> str:
-        binds = f"op {self.binding_op!r} binds" if self.binding_op else "no larger one was tried"
-        times = "plain fits none that was tried"
-        if self.plain_length:
-            times = f"{self.length / self.plain_length:.1f} times plain's {self.plain_length}"
-        return (
-            f"length {self.length} trains within {format_bytes(self.budget_bytes)} ({times}),"
-            f" predicted to cost {self.overhead - 1:+.1%}; {binds}"
-        )
+        return sentence("length", self.length, self.plain_length, self, "on the plain step's time")
 
 
 def max_length(

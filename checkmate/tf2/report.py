@@ -35,13 +35,16 @@ LONG_GAP, HIGH_OVERHEAD, NEAR_FLOOR, MOSTLY_RESIDENT = 0.01, 1.3, 0.1, 0.5
 plain peak; the resident share of it."""
 
 
-NONE = (0, 0.0)
+def _layers_of(graph: DFGraph) -> list[str]:
+    """The layer of each op, of all parts of it the same; one outside all layers is its own."""
+    pairs = zip(graph.ops, layer_names(graph), strict=True)
+    return [_PART.split(layer or op.name)[0] for op, layer in pairs]
 
 
 def _by_layer(graph: DFGraph) -> dict[str, tuple[int, float]]:
     """By layer the most bytes that one of its ops needs besides fixed bytes, and its seconds."""
     found: dict[str, tuple[int, float]] = {}
-    for op, layer, least in zip(graph.ops, layer_names(graph), op_floors(graph), strict=True):
+    for op, layer, least in zip(graph.ops, _layers_of(graph), op_floors(graph), strict=True):
         needed, cost = found.get(layer, (0, 0.0))
         found[layer] = max(needed, least.bytes - graph.fixed_bytes), cost + op.cost
     return found
@@ -226,14 +229,11 @@ class Report:
         """How the largest ops run, as "in 4 tiles" -> the layers that they are of."""
         parts: dict[tuple[str, str], int] = {}
         if self.plain_graph is not None:
-            names = layer_names(self.graph)
-            for op, layer in zip(self.graph.ops, names, strict=True):
+            for op, layer in zip(self.graph.ops, _layers_of(self.graph), strict=True):
                 if found := _PART.search(op.name):
                     kind = "tiles" if found[1] else "segments"
                     number = int(found[1] or found[2])
-                    # An op outside all layers is one of its own, by its whole name.
-                    key = kind, _PART.split(layer or op.name)[0]
-                    parts[key] = max(parts.get(key, 0), number + 1)
+                    parts[kind, layer] = max(parts.get((kind, layer), 0), number + 1)
         layers: dict[str, list[str]] = {}
         for (kind, layer), count in parts.items():
             layers.setdefault(f"in {count} {kind}", []).append(layer)
@@ -248,7 +248,7 @@ class Report:
         for how, names in self.split_layers.items():
             told = []
             for name in names:
-                (needed, cost), (before, plain) = parts.get(name, NONE), whole.get(name, NONE)
+                (needed, cost), (before, plain) = parts[name], whole.get(name, (0, 0.0))
                 price = (cost - plain) / self.plain_graph.total_cost
                 if needed < before:
                     sizes = f"{format_bytes(needed)} at once for {format_bytes(before)}"

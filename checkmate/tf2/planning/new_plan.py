@@ -26,7 +26,6 @@ from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.plan_search import Candidate, PlanSearch
 from checkmate.tf2.planning.planned_bodies import (
-    MOST_TRIES,
     of_step,
     planned_bodies,
     with_planned,
@@ -41,6 +40,9 @@ log = logging.getLogger("checkmate")
 
 CLOSE = 0.95
 """Ops are not split further where that has not brought down the floor to this share of it."""
+
+MOST_TRIES = 3
+"""How often bodies are planned at most, for ever less, until the step with them fits."""
 
 Form = TypeVar("Form")
 
@@ -171,25 +173,20 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> list[Tried]:
     asked = task.request.options
     whole = Tried(PlanSearch(task, costs, piece_bytes))
     room = task.memory.activation_budget_bytes
-    forms = [whole]
 
     def parts() -> Iterator[Tried]:
         for split, traced in _splits(task, room) if asked.split.kinds else ():
             part = task.of_parts(traced)
             with task.clock.phase("measuring ops"):
                 found = in_parts(traced, costs, task.traced, asked.cost_model)
-            forms.append(Tried(PlanSearch(part, found, piece_bytes), split))
-            yield forms[-1]
-            least = [floor(each.search.graph).bytes for each in forms[-2:]]
-            if not forms[-1].found and least[-1] > CLOSE * least[0]:
-                return  # what needs most has not become smaller
+            yield Tried(PlanSearch(part, found, piece_bytes), split)
 
     def cost(tried: Tried) -> float:
         _run(tried)
         tried.search.pause()
         return tried.cost
 
-    tried = cheapest_first(costs.graph, room, whole, parts(), cost)
+    tried = cheapest_first(room, whole, parts(), lambda each: each.search.graph, cost)
     if tried[0].found:
         return tried[:1]
     least = min(tried, key=lambda each: floor(each.search.graph).bytes)
@@ -197,19 +194,22 @@ def _best(task: PlanTask, costs: Costs, piece_bytes: int) -> list[Tried]:
 
 
 def cheapest_first(
-    graph: DFGraph,
     room_bytes: int,
     whole: Form,
     parts: Iterator[Form],
+    graph_of: Callable[[Form], DFGraph],
     cost: Callable[[Form], float],
 ) -> list[Form]:
     """The forms of a step that were tried, the one of least cost first: as it was written, and with
     its largest ops in ever smaller parts. `cost` plans one; the cost is infinite without a plan.
 
     Ops are split first where one needs much of the room that the budget leaves beyond fixed bytes,
-    and else where that may be cheaper than to compute again.
+    and else where that may be cheaper than to compute again; not into smaller parts than that
+    helps.
     """
-    large = floor(graph).bytes - graph.fixed_bytes > TUNING.split_share * room_bytes
+    graph = graph_of(whole)
+    needed = floor(graph).bytes
+    large = needed - graph.fixed_bytes > TUNING.split_share * room_bytes
     tried = [] if large else [(cost(whole), whole)]
     least = tried[0][0] if tried else math.inf
     enough = (1 + TUNING.split_worth) * graph.total_cost
@@ -218,6 +218,9 @@ def cheapest_first(
         before, least = least, min(least, tried[-1][0])
         if least < math.inf and (least == before or least <= enough):
             break
+        needed, last = floor(graph_of(part)).bytes, needed
+        if tried[-1][0] == math.inf and needed > CLOSE * last:
+            break  # what needs most has not become smaller
     if not tried or (large and least > enough):
         tried.append((cost(whole), whole))
     return [form for _, form in sorted(tried, key=lambda each: each[0])]

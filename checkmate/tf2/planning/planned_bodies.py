@@ -25,9 +25,6 @@ from checkmate.tf2.planning.request import Planned, PlanTask
 from checkmate.tf2.rewrites.training_loops import Body, training_bodies, with_bodies
 from checkmate.units import format_bytes
 
-MOST_TRIES = 3
-"""How often bodies are planned at most, for ever less, until the step with them fits."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedBody:

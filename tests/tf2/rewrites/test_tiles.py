@@ -126,7 +126,9 @@ def test_what_constants_alone_make_is_not_kept_between_steps():
     for _ in range(2):
         planned(normal(1, length, 64))
     report = planned.report()
-    assert report.split_layers and report.measured_peak_bytes <= report.budget_bytes
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert [*report.split_layers] == ["in 4 tiles"], "ops outside layers are told once"
+    assert " at once for " in str(report) and "(0 B at once" not in str(report)
 
 
 def test_effects_happen_once():
