@@ -27,7 +27,7 @@ from checkmate.tf2.max_batch import (
 )
 from checkmate.tf2.max_length import open_size
 from checkmate.tf2.options import PlanKeywords, PlanOptions
-from checkmate.tf2.planning.new_plan import fits_unchanged, measured, new_plan, with_budget
+from checkmate.tf2.planning.new_plan import measured, needs_unchanged, new_plan, with_budget
 from checkmate.tf2.planning.request import PlanRequest, PlanTask
 from checkmate.tf2.rewrites.slices import examples_of
 from checkmate.tf2.training_step import check_exact, refuse_missing, training_step
@@ -320,10 +320,12 @@ def _with_largest_batches(
 
 
 def _needs_plain(request: PlanRequest, specs: Any, profile: DeviceProfile) -> int | None:
-    """The bytes that the plain step needs where it does not fit."""
+    """The budget that the plain step needs where it does not fit."""
     task = _task(request, specs, profile)
     costs, peak = measured(task)
-    return None if fits_unchanged(with_budget(task, peak), costs, peak) else peak
+    task = with_budget(task, peak)
+    needed = needs_unchanged(task, costs, peak)
+    return needed if needed > task.budget_bytes else None
 
 
 def _most(batch: int | None) -> str:

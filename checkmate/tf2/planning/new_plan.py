@@ -136,6 +136,11 @@ def _with_planned_bodies(
 
 def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
     """Whether the step is sure to stay within the budget as it was written."""
+    return needs_unchanged(task, costs, plain_peak_bytes) <= task.budget_bytes
+
+
+def needs_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> int:
+    """The budget within which the step is sure to stay as it was written."""
     memory = task.memory
     plain_rise = plain_peak_bytes - memory.fixed_bytes
     corrected = plain_peak_bytes + int((task.request.correction - 1) * plain_rise)
@@ -143,7 +148,7 @@ def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
     share = TUNING.paper_spread if task.paper_bytes else TUNING.plain_spread
     spread = max(int(share * plain_rise), TUNING.plain_values * largest)
     reserve = memory.reserve_bytes if task.reports else RESERVES.not_simulated * plain_rise
-    return corrected + max(spread, reserve) <= memory.limit_bytes
+    return corrected + int(max(spread, reserve))
 
 
 def _unchanged(task: PlanTask, costs: Costs, report: Report) -> Planned:
