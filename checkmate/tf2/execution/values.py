@@ -24,6 +24,11 @@ from checkmate.tf2.ops.rule import Role, Source
 from checkmate.tf2.ops.table import rule_of
 
 
+LITTLE = 1 / 16
+"""The share of all values of a step that the body of a loop may take, and still not run in order.
+It is below the reserve that is left for a step with loops."""
+
+
 class Values:
     """Copies ops of a traced step, and keeps the names of the tensors that the copies make.
 
@@ -36,7 +41,8 @@ class Values:
 
     def __init__(self, traced: TracedStep):
         self.traced = traced
-        self.writer = InOrder(traced.function.graph)
+        made = sum(op.output_bytes for op in traced.graph.ops)
+        self.writer = InOrder(traced.function.graph, int(LITTLE * made))
         self.planned = {operation for group in traced.groups for operation in group}
         self.given = names_of_inputs(traced.flat)
         self.current: dict[tf.Operation, str] = {}

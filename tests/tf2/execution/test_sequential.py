@@ -37,9 +37,9 @@ def traced(tensorflow):
     return tensorflow.function(powers, autograph=False).get_concrete_function(*specs)
 
 
-def copied(concrete):
+def copied(concrete, little_bytes=0):
     """(the function written anew by `InOrder`, its loops)."""
-    writer, names = InOrder(concrete.graph), names_of_inputs(concrete)
+    writer, names = InOrder(concrete.graph, little_bytes), names_of_inputs(concrete)
     for operation in reachable(concrete.graph):
         if operation.type != "Placeholder":
             copy = writer.copy(operation, [names[tensor.ref()] for tensor in operation.inputs])
@@ -72,17 +72,21 @@ def in_order(body):
     return len(operations) > 2 and all(a in waits_for(b) for a, b in itertools.pairwise(operations))
 
 
-def test_each_op_of_a_body_waits_for_the_one_before(traced):
-    (plain,) = (
-        operation for operation in traced.graph.get_operations() if "While" in operation.type
-    )
-    function, (loop,) = copied(traced)
+def body_of_copy(function, loop):
     bodies = {
         body.name.decode(): body.graph
         for made in function.graph.get_collection("bodies in order")
         for body in made.values()
     }
-    body = bodies[loop.get_attr("body").name]
+    return bodies[loop.get_attr("body").name]
+
+
+def test_each_op_of_a_body_waits_for_the_one_before(traced):
+    (plain,) = (
+        operation for operation in traced.graph.get_operations() if "While" in operation.type
+    )
+    function, (loop,) = copied(traced)
+    body = body_of_copy(function, loop)
     assert in_order(body)
     assert not in_order(body_of(traced.graph, plain, "body"))
     branches = [
@@ -101,3 +105,53 @@ def test_nothing_else_changes(traced, tensorflow):
     )
     assert np.isfinite(traced(x, y)).all()
     np.testing.assert_array_equal(tensorflow.nest.flatten(function(x, y))[0], traced(x, y))
+
+
+VALUE = 4 * 8 * 8
+
+
+def cell(k, x):
+    """Makes four values of VALUE bytes and a counter, besides that of the loop."""
+    return k + 1, tf.tanh(x @ x) + tf.sin(x)
+
+
+def randomly(k, x):
+    return k + 1, x + tf.random.normal([8, 8], seed=1)
+
+
+@pytest.mark.parametrize(
+    "body, little, limit, expected",
+    [
+        (cell, 2 * (4 * VALUE + 8), 10, 2),  # two iterations may run at once
+        (cell, 2 * (4 * VALUE + 8), 1, 1),  # but no more than were asked for
+        (cell, 2 * (4 * VALUE + 8) - 1, 10, 0),
+        (randomly, 1 << 30, 10, 0),  # draws come one after another
+    ],
+)
+def test_a_body_of_little_memory_runs_as_its_inputs_come(body, little, limit, expected, tensorflow):
+    def step(x):
+        return tf.while_loop(lambda k, x: k < 5, body, (0, x), parallel_iterations=limit)[1]
+
+    function = tensorflow.function(step, autograph=False)
+    concrete = function.get_concrete_function(tensorflow.TensorSpec((8, 8)))
+    made, (loop,) = copied(concrete, little)
+    assert in_order(body_of_copy(made, loop)) == (not expected)
+    assert loop.get_attr("parallel_iterations") == max(1, expected)
+    if body is cell:
+        x = tensorflow.random.stateless_normal((8, 8), (1, 2)) / 9
+        np.testing.assert_array_equal(tensorflow.nest.flatten(made(x))[0], concrete(x))
+
+
+def test_a_body_with_a_loop_or_an_unknown_shape_runs_in_order(traced, tensorflow):
+    def growing(k, x):
+        return k + 1, tf.concat([x, tf.tanh(x)], 0)
+
+    def step(x):
+        shapes = (tf.TensorShape([]), tf.TensorShape([None, 8]))
+        return tf.while_loop(lambda k, x: k < 5, growing, (0, x), shape_invariants=shapes)[1]
+
+    function = tensorflow.function(step, autograph=False)
+    of_any_size = function.get_concrete_function(tensorflow.TensorSpec((8, 8)))
+    for concrete in (traced, of_any_size):
+        made, (loop,) = copied(concrete, 1 << 30)
+        assert in_order(body_of_copy(made, loop))
