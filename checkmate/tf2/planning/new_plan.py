@@ -213,19 +213,24 @@ def cheapest_first(
     helps.
     """
     graph = graph_of(whole)
+
+    def is_large(needed_bytes: int) -> bool:
+        return needed_bytes - graph.fixed_bytes > TUNING.split_share * room_bytes
+
     needed = floor(graph).bytes
-    large = needed - graph.fixed_bytes > TUNING.split_share * room_bytes
+    large = is_large(needed)
     tried = [] if large else [(cost(whole), whole)]
     least = tried[0][0] if tried else math.inf
     enough = (1 + TUNING.split_worth) * graph.total_cost
     for part in parts if least > enough else ():
         tried.append((cost(part), part))
         before, least = least, min(least, tried[-1][0])
-        if least < math.inf and (least == before or least <= enough):
-            break
         needed, last = floor(graph_of(part)).bytes, needed
-        if tried[-1][0] == math.inf and needed > CLOSE * last:
-            break  # what needs most has not become smaller
+        if least == math.inf:
+            if needed > CLOSE * last:
+                break  # what needs most has not become smaller
+        elif least == before or least <= enough or not is_large(needed):
+            break
     if not tried or (large and least > enough):
         tried.append((cost(whole), whole))
     return [form for _, form in sorted(tried, key=lambda each: each[0])]

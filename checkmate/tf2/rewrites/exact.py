@@ -58,6 +58,8 @@ class _Alone:
     def __init__(self, function: Function, node: Node, tiles: int):
         self.writer, self._value = GraphWriter(), function.value
         operation = node.operation
+        tensors = (*operation.inputs, *operation.outputs)
+        self.numbers = max((tensor.shape.num_elements() or 0 for tensor in tensors), default=0)
         self.given = {
             tensor.ref(): f"given_{k}:0"
             for k, tensor in enumerate(operation.inputs)
@@ -99,10 +101,9 @@ def _try(alone: _Alone) -> bool:
     try:
         with tf.init_scope(), tf.device(devices.training_device()):
             function = tf.function(both, autograph=False).get_concrete_function(*specs)
-            size = max((spec.shape.num_elements() for spec in specs), default=ENOUGH)
             tries = (
                 grappler.run(function, *[_numbers(spec, (k, t)) for k, spec in enumerate(specs)])
-                for t in range(min(MOST_TRIES, ENOUGH // max(size, 1) + 1))
+                for t in range(min(MOST_TRIES, ENOUGH // max(alone.numbers, 1) + 1))
             )
             return all(bool(each) for found in tries for each in found)
     except tf.errors.ResourceExhaustedError:
