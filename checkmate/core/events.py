@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 
 from checkmate.core.footprint import Footprint, Kind, Node, Request
 
 Tensor = tuple[str, int]
+
+ENTRIES = 16
+"""A list counts as so many requests, which find room where one request for all of it would not. It
+has more entries, most often, and smaller ones."""
 
 Log = Iterable[tuple[str | None, int, int, bool]]
 """(node that made the request, or None for a release; address; bytes; whether the memory is for an
@@ -139,6 +143,7 @@ class _Executor:
         self.buffers: dict[Tensor, int | None] = {}  # None: resident
         self._numbers = count()
         self._sizes: dict[int, int] = {}
+        self._more: dict[int, list[int]] = {}  # the other pieces of a list
         self._holders: Counter[int] = Counter()
         self._readers = Counter(tensor for node in program.nodes for tensor in node.reads)
         self._readers.update(program.outputs)
@@ -219,7 +224,8 @@ class _Executor:
                     del workspaces[buffer]
             if request.output in placed:
                 continue
-            buffer = self._ask(request.bytes)
+            pieces = ENTRIES if request.output in node.lists else 1
+            buffer = self._ask(request.bytes, pieces)
             if request.output is None:
                 workspaces[buffer] = request.until
             elif not self._make((node.name, request.output), buffer):
@@ -241,10 +247,15 @@ class _Executor:
         large = [b for b in inputs if b is not None and self._sizes[b] >= size]
         return max(large, key=self._sizes.__getitem__, default=None)
 
-    def _ask(self, size: int) -> int:
-        buffer = next(self._numbers)
-        self._sizes[buffer] = size
-        self.events.append((buffer, size))
+    def _ask(self, size: int, pieces: int = 1) -> int:
+        """The buffer of a request, which is the first of several where it has pieces."""
+        numbers = [next(self._numbers) for _ in range(min(pieces, size))]
+        buffer, self._sizes[numbers[0]] = numbers[0], size
+        self._more[buffer] = numbers[1:]
+        bounds = [size * k // len(numbers) for k in range(len(numbers) + 1)]
+        self.events += [
+            (n, end - first) for n, (first, end) in zip(numbers, pairwise(bounds), strict=True)
+        ]
         return buffer
 
     def _make(self, tensor: Tensor, buffer: int | None) -> int:
@@ -263,4 +274,4 @@ class _Executor:
                 self._release(buffer)
 
     def _release(self, buffer: int) -> None:
-        self.events.append((buffer, 0))
+        self.events += [(each, 0) for each in (buffer, *self._more[buffer])]

@@ -87,6 +87,7 @@ class Node:
       in_place: Whether an output may take the buffer of an input of the same size, if the node has
         no footprint.
       shares: Whether an output may be a part of an input's memory.
+      lists: The outputs that are lists, whose entries are requested one by one.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Node:
     workspace_bytes: int = 0
     in_place: bool = False
     shares: bool = False
+    lists: tuple[int, ...] = ()
 
     def expected(self) -> Footprint:
         """Returns the footprint that is assumed before one is observed: outputs, then the

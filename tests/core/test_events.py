@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkmate.core.allocator import Pool
-from checkmate.core.events import LoggedRequest, Program, learn, requests_by_node
+from checkmate.core.events import ENTRIES, LoggedRequest, Program, learn, requests_by_node
 from checkmate.core.footprint import Footprint, Kind, Node, Request
 
 
@@ -413,3 +413,21 @@ def test_a_workspace_where_an_op_runs_alone_is_an_output_where_that_is_read():
 def test_the_most_bytes_requested_at_once():
     events = program(node("a"), node("b", "a", (50,)), node("c", "b")).events({})
     assert events.most_requested_bytes == 150
+
+
+def test_a_list_is_asked_for_in_pieces_which_find_room_where_the_whole_does_not():
+    size = 1 << 20
+    made = [node("a"), node("b", sizes=(50,)), node("list", sizes=(size, size), lists=(1,))]
+    steps, _ = asked(*made, node("c", "list:0 list:1"))
+    requests = [bytes for _, bytes in steps if bytes]
+    assert requests[:3] == [100, 50, size] and len(requests) == 3 + ENTRIES + 1
+    assert sum(requests[3:-1]) == size and len({buffer for buffer, _ in steps}) == len(requests)
+    assert sum(bytes == 0 for _, bytes in steps) == len(requests), "all are released"
+    smallest = [node("a"), node("b", sizes=(3,), lists=(0,)), node("c", "b")]
+    assert sum(bytes for _, bytes in asked(*smallest)[0]) == 100 + 3 + 100
+    # Holes of the whole size, apart: a request of two sizes finds none, a list does.
+    holes = [(2 * k * size, size) for k in range(2)]
+    for lists, more in (((), 2 * size), ((0,), 0)):
+        pool = Pool.of_free_chunks(holes, split_bytes=1)
+        pool.run(program(node("x", sizes=(2 * size,), lists=lists)).events({}).steps)
+        assert pool.fetched_bytes >= more and (pool.fetched_bytes == 0) == (more == 0)

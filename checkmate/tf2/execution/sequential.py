@@ -28,9 +28,8 @@ from checkmate.tf2.graph.operations import (
     source_of,
 )
 from checkmate.tf2.graph.sizes import exact_bytes
-from checkmate.tf2.ops.rule import Fusion, Role
+from checkmate.tf2.ops.rule import Fusion, Role, Shares
 from checkmate.tf2.ops.table import rule_of
-
 
 AT_ONCE = 2
 """How many iterations of a loop may run at once, where their values together are little memory."""
@@ -145,7 +144,19 @@ def _all_values(body: Any) -> int | None:
         for each in operations
         if role_of(each) is Role.KERNEL
         for tensor in each.outputs
-        if can_be_copied(tensor.dtype)  # a list's entries were made by other ops
+        if can_be_copied(tensor.dtype) and not _has_memory(each, tensor)
     ]
     known = all(tensor.shape.is_fully_defined() for tensor in made)
     return sum(map(exact_bytes, made)) if known else None
+
+
+def _has_memory(operation: tf.Operation, made: tf.Tensor) -> bool:
+    """Whether what an op makes lies in memory that is there: an entry of a list, or a value of the
+    same size that no other op reads."""
+    rule = rule_of(operation.type)
+    if rule.list_op is not None and rule.shares is Shares.PART:
+        return True
+    return rule.in_place is not None and any(
+        len(tensor.consumers()) == 1 and exact_bytes(tensor) == exact_bytes(made)
+        for tensor in operation.inputs
+    )

@@ -23,7 +23,6 @@ from checkmate.tf2.graph.trace import TracedStep
 from checkmate.tf2.ops.rule import Role, Source
 from checkmate.tf2.ops.table import rule_of
 
-
 LITTLE = 1 / 16
 """The share of all values of a step that the body of a loop may take, and still not run in order.
 It is below the reserve that is left for a step with loops."""

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate
+from operator import or_
 
 import tensorflow as tf
 
@@ -337,21 +338,38 @@ def last_hazards(
     recomputation of a reader of the old content; and those of the ops `recomputable` that are.
 
     A value that ops after the writer read, most often metrics of the prediction, is retained, so
-    that they need no such recomputation.
+    that they need no such recomputation; or what it is made of, if that is less.
     """
     recomputable = set(recomputable)
     bit = {o: 1 << k for k, o in enumerate(order)}
     old_readers = {writer: sum(bit[o] for o in read) for writer, read in flat.overwritten.items()}
     again: dict[tf.Operation, int] = {}  # op -> the ops that may have to run again for it, as bits
     overwritten = 0
-    for operation in order:
-        bits = 0
+
+    def all_again(operation: tf.Operation) -> int:
+        needed = (d for d in flat.data_deps[operation] if d in recomputable)
+        return reduce(or_, (bit[before] | again[before] for before in needed), 0)
+
+    def retained(value: tf.Operation, made: Sequence[tf.Operation]) -> set[tf.Operation]:
+        """The values, of few bytes, with which nothing needs old content to make this one."""
+        enough: dict[tf.Operation, set[tf.Operation]] = {}
+        for each in made:
+            if each not in recomputable or not (bit[each] | again[each]) & overwritten:
+                continue
+            found = set().union(*(enough.get(d, ()) for d in flat.data_deps[each]))
+            less = sum(map(flat.bytes_of, found)) < flat.bytes_of(each)
+            enough[each] = found if less and not bit[each] & overwritten else {each}
+        return enough[value]
+
+    for k, operation in enumerate(order):
         for before in flat.data_deps[operation]:
             if before in recomputable and (bit[before] | again[before]) & overwritten:
-                recomputable.discard(before)
-            if before in recomputable:
-                bits |= bit[before] | again[before]
-        again[operation] = bits
+                kept = retained(before, order[:k])
+                recomputable -= kept
+                if kept != {before}:
+                    for each in order[:k]:
+                        again[each] = all_again(each)
+        again[operation] = all_again(operation)
         overwritten |= old_readers.get(operation, 0)
     last_needed: dict[tf.Operation, int] = {}  # reader of old content -> where it may run last
     open_readers = overwritten

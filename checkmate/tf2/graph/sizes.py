@@ -50,7 +50,8 @@ class LoopSizes:
         if body is None:
             return None
         entry = _entry(body, body.outputs[output])
-        others = (k for k in range(output) if operation.outputs[k].consumers())
+        after = range(output + 1, len(operation.outputs))  # stacks, which live longest, come last
+        others = (k for k in after if operation.outputs[k].consumers())
         if entry is not None and any(_entry(body, body.outputs[k]) is entry for k in others):
             return 0  # another list holds the same tensors
         return self._at_end(operation, body, body.outputs[output])

@@ -45,6 +45,7 @@ def node_of(definition: Any, like: tf.Operation | Iterable[tf.Tensor] | None) ->
         _reads(definition),
         sizes,
         in_place=rule.in_place is not None,
+        lists=tuple(k for k, tensor in enumerate(outputs) if tensor.dtype == tf.variant),
     )
     if operation is None:
         return node

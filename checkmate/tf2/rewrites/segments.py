@@ -29,7 +29,13 @@ import tensorflow as tf
 
 from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.known_functions import Function
-from checkmate.tf2.graph.operations import can_be_filled, is_argument, is_loop, source_of
+from checkmate.tf2.graph.operations import (
+    can_be_filled,
+    is_argument,
+    is_loop,
+    reads_variable,
+    source_of,
+)
 from checkmate.tf2.graph.trace import TracedStep, rewritten
 from checkmate.tf2.graph.turns import (
     COUNTER,
@@ -205,6 +211,9 @@ class _SegmentWriter(GraphCopy):
         loop, operation, count = pair.forward, pair.forward.operation, _segments(pair, self._counts)
         bounds = [loop.turns * k // count for k in range(count + 1)]
         state = self.inputs(operation)
+        for k in loop.of(Carries.STATE):  # a variable that the step may write to afterwards
+            if reads_variable(source_of(operation.inputs[k]).op):
+                state[k] = self._kept(state[k], operation, k)
         rows = [k for k in loop.of(Carries.ROWS) if self._is_read(operation.outputs[k])]
         segments: list[str] = []
         taken: list[str] = []  # before the next segment, so that a plan may free the lists

@@ -24,7 +24,7 @@ def powers(x, y):
     def body(k, total):
         left, right = tf.matmul(x, total), tf.matmul(total, y)
         more = tf.cond(
-            k % 2 == 0, lambda: tf.cos(left) + tf.sin(right), lambda: tf.matmul(left, right) / 100.0
+            k % 2 == 0, lambda: tf.cos(left) + left * right, lambda: tf.matmul(left, right) / 100.0
         )
         return k + 1, tf.tanh(left) + more
 
@@ -111,7 +111,7 @@ VALUE = 4 * 8 * 8
 
 
 def cell(k, x):
-    """Makes four values of VALUE bytes and a counter, besides that of the loop."""
+    """The product and the sine take VALUE bytes each; other values take their place."""
     return k + 1, tf.tanh(x @ x) + tf.sin(x)
 
 
@@ -122,9 +122,9 @@ def randomly(k, x):
 @pytest.mark.parametrize(
     "body, little, limit, expected",
     [
-        (cell, 2 * (4 * VALUE + 8), 10, 2),  # two iterations may run at once
-        (cell, 2 * (4 * VALUE + 8), 1, 1),  # but no more than were asked for
-        (cell, 2 * (4 * VALUE + 8) - 1, 10, 0),
+        (cell, 2 * 2 * VALUE, 10, 2),  # two iterations may run at once
+        (cell, 2 * 2 * VALUE, 1, 1),  # but no more than were asked for
+        (cell, 2 * 2 * VALUE - 1, 10, 0),
         (randomly, 1 << 30, 10, 0),  # draws come one after another
     ],
 )

@@ -5,9 +5,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loops import DIVIDED, LEFT, SHAPE
+from loops import DIVIDED, EXAMPLES, LEFT, SHAPE, TURNS, UNITS
 from plans import random_plan
 
+from checkmate.core.allocator import rounded_up
 from checkmate.core.replay import replay
 from checkmate.solvers.solve import solve
 from checkmate.tf2 import trace
@@ -129,3 +130,18 @@ def test_stacks_are_as_large_as_segments_are_long(traced):
     assert len(sizes) == 3 and max(sizes) < 1.5 * min(sizes)
     whole = next(op.output_bytes for op in found.graph.ops if op.name == first)
     assert np.isclose(sum(sizes), whole, rtol=0.2)
+
+
+def test_segments_of_a_loop_that_keeps_its_state_may_run_again(traced):
+    """The state is written to right after the loop, which has read it."""
+    parts = in_segments(found := traced(DIVIDED["stateful"]), dict.fromkeys(names(found), 3))
+    again = {op.name.rpartition("/")[2] for op in parts.graph.ops if op.recomputable}
+    assert {"part_0", "part_1", "part_2"} <= again
+
+
+def test_a_state_that_is_the_result_counts_with_the_stacks(traced):
+    """The list of results and the stack for the gradient have the same entries, and the stack is
+    there for longer."""
+    found = traced(DIVIDED["rnn"])
+    (pair,) = pairs_of(found)
+    assert pair.stack_bytes >= TURNS * rounded_up(4 * EXAMPLES * UNITS)
