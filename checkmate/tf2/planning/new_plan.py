@@ -247,6 +247,22 @@ def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep
         yield split
 
 
+def _floor_with_sums(task: PlanTask) -> int | None:
+    """What an op needs at least, with what is in use by others, where sums are split, too; None
+    where they may be, or where no refusal is to be explained."""
+    asked = task.request
+    if not asked.explains or asked.options.rounding or "tiles" not in asked.options.split.kinds:
+        return None
+    split = replace(asked.options.split, sums=True, tried=False)
+    room, least = task.memory.activation_budget_bytes, None
+    with task.clock.phase("splitting"):
+        for _, traced in Splits(task.traced, split).within(room):
+            least = floor(traced.graph).bytes + task.memory.other_bytes
+            if least <= task.budget_bytes:
+                break
+    return least
+
+
 def _run(tried: Tried) -> Tried:
     search = tried.search
     if floor(search.graph).bytes + search.memory.other_bytes <= search.task.budget_bytes:
@@ -259,10 +275,11 @@ def _searched(task: PlanTask, forms: Sequence[Tried], report: Report) -> Planned
     Under budget="auto" it runs unchanged then: what trains without a plan must not stop."""
     refusals: list[InfeasibleBudgetError | NoPlanFoundError] = []
     notes: list[str] = []
+    rounded = None if forms[0].found else _floor_with_sums(task)
     for tried in forms:
         search, found = tried.search, tried.found
         if found is None:
-            refusal = Refusal(search)  # has looked for the plan with the lowest peak
+            refusal = Refusal(search, rounded)  # has looked for the plan with the lowest peak
             found = search.cheapest()
         if found is not None:
             planned = _built(search, found, report)

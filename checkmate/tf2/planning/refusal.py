@@ -112,10 +112,12 @@ class Refusal:
     A refusal is proven where the bytes that must be in memory together are above the budget, in
     whatever order ops run. A solver's proof for one order, small values, batches that a pipeline
     may make, and the expected overhead of the allocator prove nothing. `lowest_bytes` is the lowest
-    expected peak of a plan, `smallest_bytes` a budget expected to be accepted, if they were found.
+    expected peak of a plan, `smallest_bytes` a budget expected to be accepted, if they were found;
+    `rounded_bytes` is what an op needs at least where sums are split, too, if that was looked at.
     """
 
     search: PlanSearch
+    rounded_bytes: int | None = None
     lowest_bytes: int | None = None
     smallest_bytes: int | None = None
 
@@ -139,7 +141,7 @@ class Refusal:
         proven -= search.task.traced.small_bytes + memory.next_batch_bytes
         needed = max(counted, self.smallest_bytes or 0)
         binds = self._binds(lowest) + self._of_loops() + self._of_rules()
-        advice = self._advice(needed)
+        advice = self._advice(needed) + self._of_sums(counted)
         asked = f"{format_bytes(budget)} for {search.task.request.name!r}"
         if proven > budget and not self._has_planned_bodies:
             return InfeasibleBudgetError(
@@ -236,6 +238,16 @@ class Refusal:
         if found is None or found.overhead is None:
             return f" This is with {rules}; no plan was found without, either."
         return f" This is with {rules}: without, a plan fits for {found.overhead - 1:+.2%} time."
+
+    def _of_sums(self, counted: int) -> str:
+        """What it would buy to have sums added up in another order."""
+        if self.rounded_bytes is None or self.rounded_bytes >= counted:
+            return ""
+        least, now = format_bytes(self.rounded_bytes), format_bytes(counted)
+        return (
+            " Or allow sums to be added up in another order, so that more ops run in parts:"
+            f" rounding=True. What must be in memory together is then {least} instead of {now}."
+        )
 
     def _of_algorithms(self, lowest: Need) -> str:
         """The limit of convolutions' workspaces on a GPU, where one binds."""

@@ -185,10 +185,13 @@ def test_a_plan_file_holds_how_ops_are_split(tmp_path):
 
 @pytest.mark.slow
 def test_a_user_says_whether_ops_are_split():
-    step = compiled(rounding=True)[0]
+    with pytest.raises(checkmate.errors.CheckmateError, match="Or allow sums .* rounding=True"):
+        compiled("15%")
+    step = compiled("15%", rounding=True)[0]
     assert step.planned.split.sums and " at once for " in str(step.report())
-    with pytest.raises(checkmate.InfeasibleBudgetError):
+    with pytest.raises(checkmate.InfeasibleBudgetError) as refusal:
         compiled("20%", rewrites=())
+    assert "rounding" not in str(refusal.value), "nothing may be split"
 
 
 @pytest.mark.slow
