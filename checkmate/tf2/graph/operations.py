@@ -127,7 +127,8 @@ def may_run_again(operation: tf.Operation) -> bool:
 def may_repeat(operation: tf.Operation) -> bool:
     """True if a plan may recompute the op: it may run again, and makes tensors or lists of them."""
     opaque = any(tensor.dtype in (tf.variant, tf.resource) for tensor in operation.outputs)
-    makes_list = rule_of(operation.type).list_op in (ListOp.EMPTY, ListOp.OF_ROWS)
+    rule = rule_of(operation.type)
+    makes_list = rule.list_op in (ListOp.EMPTY, ListOp.OF_ROWS) or rule.fills_with is not None
     return may_run_again(operation) and (not opaque or makes_list)
 
 

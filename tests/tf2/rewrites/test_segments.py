@@ -16,6 +16,7 @@ from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.operations import is_loop
 from checkmate.tf2.rewrites.segments import in_segments, pairs_of, segmented
 
+LOOPS = {"While", "StatelessWhile"}
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
@@ -145,3 +146,14 @@ def test_a_state_that_is_the_result_counts_with_the_stacks(traced):
     found = traced(DIVIDED["rnn"])
     (pair,) = pairs_of(found)
     assert pair.stack_bytes >= TURNS * rounded_up(4 * EXAMPLES * UNITS)
+
+
+def test_zeros_for_a_list_are_made_right_before_the_loop_that_replaces_them(traced):
+    """They take as much memory as the list, and count as the loop's."""
+    ops = traced(DIVIDED["bidirectional"]).graph.ops
+    zeros = [k for k, op in enumerate(ops) if op.kind == "ZerosLike"]
+    assert zeros
+    for k in zeros:
+        assert ops[k].recomputable, "so it may wait"
+        reader = next(j for j, op in enumerate(ops) if k in op.deps)
+        assert not [op.name for op in ops[k + 1 : reader] if op.kind in LOOPS]
