@@ -24,8 +24,8 @@ from checkmate.tf2.ops.rule import Role, Source
 from checkmate.tf2.ops.table import rule_of
 
 LITTLE = 1 / 16
-"""The share of all values of a step that the body of a loop may take, and still not run in order.
-It is below the reserve that is left for a step with loops."""
+"""The share of all values of a step that the iterations of a loop which run at once may take, and
+their ops still not run in order: about what is reserved for a step with loops."""
 
 
 class Values:
