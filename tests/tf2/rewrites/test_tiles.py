@@ -185,7 +185,7 @@ def test_a_plan_file_holds_how_ops_are_split(tmp_path):
 
 @pytest.mark.slow
 def test_a_user_says_whether_ops_are_split():
-    with pytest.raises(checkmate.errors.CheckmateError, match="Or allow sums .* rounding=True"):
+    with pytest.raises(checkmate.errors.CheckmateError, match=r"Or allow sums .*: rounding=True"):
         compiled("15%")
     step = compiled("15%", rounding=True)[0]
     assert step.planned.split.sums and " at once for " in str(step.report())
