@@ -9,7 +9,7 @@ body of which all values together are little memory has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,24 +139,30 @@ def _all_values(body: Any) -> int | None:
     operations = [each for each in body.get_operations() if not is_argument(each)]
     if any(has_bodies(each) or not may_run_again(each) for each in operations):
         return None
+    # What the next turn reads, or every turn, is not written over.
+    held = {source_of(tensor).ref() for tensor in body.outputs}
     made = [
         tensor
         for each in operations
         if role_of(each) is Role.KERNEL
         for tensor in each.outputs
-        if can_be_copied(tensor.dtype) and not _has_memory(each, tensor)
+        if can_be_copied(tensor.dtype) and not _has_memory(each, tensor, held)
     ]
     known = all(tensor.shape.is_fully_defined() for tensor in made)
     return sum(map(exact_bytes, made)) if known else None
 
 
-def _has_memory(operation: tf.Operation, made: tf.Tensor) -> bool:
+def _has_memory(operation: tf.Operation, made: tf.Tensor, held: Set[Any]) -> bool:
     """Whether what an op makes lies in memory that is there: an entry of a list, or a value of the
-    same size that no other op reads."""
+    same size that no other op reads, and that is not `held`."""
     rule = rule_of(operation.type)
     if rule.list_op is not None and rule.shares is Shares.PART:
         return True
-    return rule.in_place is not None and any(
-        len(tensor.consumers()) == 1 and exact_bytes(tensor) == exact_bytes(made)
-        for tensor in operation.inputs
+    if rule.in_place is None:
+        return False
+    return any(
+        len(tensor.consumers()) == 1
+        and source_of(tensor).ref() not in held
+        and exact_bytes(tensor) == exact_bytes(made)
+        for tensor in (operation.inputs if rule.is_elementwise else operation.inputs[:1])
     )

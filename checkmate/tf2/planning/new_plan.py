@@ -103,7 +103,7 @@ def new_plan(task: PlanTask) -> Planned:
     task, asked = with_budget(task, plain_peak), task.request.options
     LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
     report = task.report(costs.graph, plain_peak)
-    if fits_unchanged(task, costs, plain_peak) and not asked.recompute:
+    if needs_unchanged(task, costs, plain_peak) <= task.budget_bytes and not asked.recompute:
         return _unchanged(task, costs, report)
     found = _with_planned_bodies(task, costs, piece, report)
     return found or _searched(task, _best(task, costs, piece), report)
@@ -132,11 +132,6 @@ def _with_planned_bodies(
         return None
     bodies, within, forms, report = tried
     return of_step(_searched(within, forms, report), task, bodies)
-
-
-def fits_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> bool:
-    """Whether the step is sure to stay within the budget as it was written."""
-    return needs_unchanged(task, costs, plain_peak_bytes) <= task.budget_bytes
 
 
 def needs_unchanged(task: PlanTask, costs: Costs, plain_peak_bytes: int) -> int:
@@ -248,8 +243,8 @@ def _splits(task: PlanTask, room_bytes: int) -> Iterator[tuple[Split, TracedStep
 
 
 def _floor_with_sums(task: PlanTask) -> int | None:
-    """What an op needs at least, with what is in use by others, where sums are split, too; None
-    where they may be, or where no refusal is to be explained."""
+    """The least bytes with which a plan may do where sums are split, too, those in use by others
+    included; None where sums may be split, or where no refusal is to be explained."""
     asked = task.request
     if not asked.explains or asked.options.rounding or "tiles" not in asked.options.split.kinds:
         return None

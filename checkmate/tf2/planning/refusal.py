@@ -240,7 +240,7 @@ class Refusal:
         return f" This is with {rules}: without, a plan fits for {found.overhead - 1:+.2%} time."
 
     def _of_sums(self, counted: int) -> str:
-        """What it would buy to have sums added up in another order."""
+        """The bytes that would be saved by sums that are added up in another order."""
         if self.rounded_bytes is None or self.rounded_bytes >= counted:
             return ""
         least, now = format_bytes(self.rounded_bytes), format_bytes(counted)

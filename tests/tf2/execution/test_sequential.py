@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate.tf2.execution.sequential import InOrder
+from checkmate.tf2.execution.sequential import InOrder, _all_values
 from checkmate.tf2.graph.bodies import body_of
 from checkmate.tf2.graph.graph_writer import names_of_inputs, reachable
 from checkmate.tf2.graph.operations import role_of
@@ -115,6 +115,12 @@ def cell(k, x):
     return k + 1, tf.tanh(x @ x) + tf.sin(x)
 
 
+def keeps(k, x):
+    """The square is read once, by an op that may write over it, and by the next turn."""
+    square = x @ x
+    return k + 1, square, tf.tanh(square)
+
+
 def randomly(k, x):
     return k + 1, x + tf.random.normal([8, 8], seed=1)
 
@@ -140,6 +146,16 @@ def test_a_body_of_little_memory_runs_as_its_inputs_come(body, little, limit, ex
     if body is cell:
         x = tensorflow.random.stateless_normal((8, 8), (1, 2)) / 9
         np.testing.assert_array_equal(tensorflow.nest.flatten(made(x))[0], concrete(x))
+
+
+def test_what_the_next_turn_reads_is_not_written_over(tensorflow):
+    def step(x):
+        return tf.while_loop(lambda k, x, y: k < 5, lambda k, x, y: keeps(k, x), (0, x, x))[1:]
+
+    function = tensorflow.function(step, autograph=False)
+    concrete = function.get_concrete_function(tensorflow.TensorSpec((8, 8)))
+    (loop,) = (each for each in concrete.graph.get_operations() if "While" in each.type)
+    assert _all_values(body_of(concrete.graph, loop, "body")) == 2 * VALUE
 
 
 def test_a_body_with_a_loop_or_an_unknown_shape_runs_in_order(traced, tensorflow):
