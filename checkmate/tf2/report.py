@@ -199,11 +199,11 @@ class Report:
         """The report in one sentence."""
         source = "measured" if self.measured_peak_bytes else "predicted"
         peak = format_bytes(self.measured_peak_bytes or self.predicted_peak_bytes)
+        allowed = f"the {format_bytes(self.budget_bytes)} allowed"
+        excess = (self.measured_peak_bytes or 0) - self.budget_bytes
+        within = f"within {allowed}" if excess <= 0 else f"{format_bytes(excess)} above {allowed}"
         if self.result is None and self.micro_batches is None:
-            return (
-                f"{self.name!r} runs unchanged, in {peak} ({source}) of the"
-                f" {format_bytes(self.budget_bytes)} allowed."
-            )
+            return f"{self.name!r} runs unchanged, in {peak} ({source}), {within}."
         plain = format_bytes(self.plain_peak_bytes)
         peaks = f"{peak} instead of {plain} (both predicted)"
         if self.measured_peak_bytes:
@@ -211,7 +211,7 @@ class Report:
         more = self.predicted_slowdown - 1
         return (
             f"{self.name!r} trains in {peaks},"
-            f" within the {format_bytes(self.budget_bytes)} allowed,{self._how()} for a predicted"
+            f" {within},{self._how()} for a predicted"
             f" {abs(more):.2%} {'more' if more >= 0 else 'less'} time; {self._proof()}."
         )
 
@@ -236,7 +236,8 @@ class Report:
                     parts[kind, layer] = max(parts.get((kind, layer), 0), number + 1)
         layers: dict[str, list[str]] = {}
         for (kind, layer), count in parts.items():
-            layers.setdefault(f"in {count} {kind}", []).append(layer)
+            if count > 1:  # else what its parts have in common
+                layers.setdefault(f"in {count} {kind}", []).append(layer)
         return layers
 
     def _split_facts(self) -> list[tuple[str, str]]:

@@ -139,10 +139,21 @@ def _build(model: keras.Model, input_spec: Any) -> None:
         ) from error
 
 
+class _Named(keras.losses.Loss):
+    """A loss that was given by its name: Keras's function of it, averaged as `fit` does, without
+    what a layer's mask leaves out."""
+
+    def __init__(self, per_example: Callable[[Any, Any], Any]):
+        super().__init__(name=getattr(per_example, "__name__", None))
+        self._per_example = per_example
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._per_example(y_true, y_pred)
+
+
 def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     if isinstance(loss, str):
-        per_example = _known(keras.losses, loss, "loss")
-        return lambda labels, prediction: tf.reduce_mean(per_example(labels, prediction))
+        return _Named(_known(keras.losses, loss, "loss"))
     _refuse_class(loss, "loss")
     if isinstance(loss, keras.optimizers.Optimizer):
         raise TraceError("An optimizer stands where the loss belongs: the loss comes first.")

@@ -44,6 +44,24 @@ def test_specs_in_every_form():
     assert (prediction.shape, loss.shape) == ((BATCH, 4), ()) and np.isfinite(float(loss))
 
 
+def test_a_loss_by_its_name_leaves_out_what_a_mask_does():
+    rng = np.random.default_rng(0)
+    words, classes = rng.integers(1, 40, (6, 27)), rng.integers(0, 5, (6, 27))
+    words[:, 9:] = 0
+    layers = keras.layers
+    model = keras.Sequential([layers.Embedding(40, 8, mask_zero=True), layers.Dense(5, "softmax")])
+    name = "sparse_categorical_crossentropy"
+    step = checkmate.tf2.compile(
+        model, name, keras.optimizers.SGD(0.0), words, classes, budget=HUGE, cost_model="unit"
+    )
+    found = float(step(words, classes)[1])
+    model.compile("sgd", name)
+    own = model.evaluate(words, classes, batch_size=6, verbose=0)
+    assert found == pytest.approx(own, rel=1e-6)
+    prediction = model.predict(words, verbose=0)
+    assert own != pytest.approx(np.mean(keras.losses.get(name)(classes, prediction)), rel=1e-3)
+
+
 def test_specs_in_dicts_and_the_batch_in_any_form():
     case = keras_models.two_inputs(64)
     specs = tf.nest.map_structure(

@@ -108,6 +108,15 @@ def test_stored_reports_have_the_rows_of_today_s():
     assert not stale
 
 
+@pytest.mark.parametrize("budget", ["60%", None])
+def test_a_peak_above_the_budget_is_not_said_to_be_within(budget):
+    found = report(budget, measured_peak_bytes=2**10)
+    allowed = f"the {format_bytes(found.budget_bytes)} allowed"
+    assert f", within {allowed}" in found.sentence()
+    over = replace(found, measured_peak_bytes=found.budget_bytes + 2**20).sentence()
+    assert f", 1.00 MiB above {allowed}" in over and "within" not in over
+
+
 def test_layers_that_save_nothing_do_not_pay():
     title = "layers that pay"
     assert title in str(report())

@@ -1,7 +1,8 @@
 """The functions that loops, conditions and calls run, as graphs.
 
 TensorFlow has no public way from an op to the graph of a function that the op names. This file
-alone uses `Graph._get_function`, `_functions` and `_add_function_recursive`,
+alone uses `Graph._get_function`, `_functions` and `_add_function_recursive`, a function's
+`cached_definition`,
 `tensorflow.python.framework.function_def_to_graph` and
 `tensorflow.python.eager.context.context().get_function_def`. If a TensorFlow version lacks them,
 the library does without the graphs: a call stays one op and is not measured, a loop is not
@@ -26,7 +27,17 @@ log = logging.getLogger("checkmate")
 
 def named(graph: tf.Graph, name: str) -> Any:
     """The graph of a function in the library of `graph`; None if TensorFlow does not give it."""
-    return getattr(getattr(graph, "_get_function", lambda name: None)(name), "graph", None)
+    function = getattr(graph, "_get_function", lambda name: None)(name)
+    found = getattr(function, "graph", None)
+    if found is not None and len(found.inputs) != _count_of_inputs(function):
+        # The gradient of a loop's gradient gives this graph more inputs, for a function of another
+        # name.
+        return of_process(name)
+    return found
+
+
+def _count_of_inputs(function: Any) -> int:
+    return len(function.cached_definition.signature.input_arg)
 
 
 def share_functions(graph: tf.Graph, other: tf.Graph) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from checkmate.tf2.device import training_device
 from checkmate.tf2.graph.operations import ON_GPUS, is_call, is_loop
+from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.ops.table import rule_of
 
 # Few of TensorFlow's ops copy whatever happens: most take over an input's memory where they can,
@@ -24,6 +25,9 @@ Names = Sequence[str]  # of ops, or of tensors as "op:k"
 
 ADD, MULTIPLY, RESHAPE = "AddV2", "Mul", "Reshape"
 """Types of ops that callers of `GraphWriter.add` write."""
+
+LARGE = 2**16
+"""Bytes from which on what depends on constants alone is computed in each step."""
 
 CopyStep = tuple[str, dict[str, tf.DType]]
 """An op of one input and its type attributes."""
@@ -73,6 +77,10 @@ def place(nodes: Sequence[Any], added: Collection[str]) -> None:
 
 def _is_at_variable(node: Any) -> bool:
     return rule_of(node.op).only_reads or rule_of(node.op).has_reads_copied
+
+
+def _is_array(tensor: tf.Tensor) -> bool:
+    return bool(tensor.dtype.is_floating and tensor.shape.rank)
 
 
 class GraphWriter:
@@ -284,6 +292,19 @@ class GraphWriter:
         )
         checked.attr["T"].list.type.append(tf.string.as_datatype_enum)
         return checked.name
+
+    def held_back(self, operation: tf.Operation, inputs: Names) -> list[str]:
+        """The inputs of a copy of an op on constants. If it makes much, TensorFlow does not
+        recognize one of them: folded, its value would be in memory all the time, beside what a plan
+        computes."""
+        names, read = list(inputs), operation.inputs
+        if known_bytes(operation.outputs) < LARGE:
+            return names
+        # Shapes and axes must be known.
+        may_wait = [rule_of(operation.type).broadcasts or _is_array(each) for each in read]
+        for k in sorted(np.flatnonzero(may_wait), key=lambda k: known_bytes([read[k]]))[:1]:
+            names[k] = self.not_folded(names[k], read[k].dtype, name=f"{operation.name}/number")
+        return names
 
     def not_folded(self, number: str, dtype: tf.DType, *, name: str) -> str:
         """Writes a number that TensorFlow does not recognize as a constant, so that it does not

@@ -43,7 +43,6 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.graph import bodies
 from checkmate.tf2.graph.graph_writer import GraphCopy, reachable
 from checkmate.tf2.graph.operations import is_argument, is_call, is_constant, may_repeat, source_of
-from checkmate.tf2.graph.sizes import known_bytes
 from checkmate.tf2.ops.table import rule_of
 
 NOT_INLINED = ("_XlaMustCompile", "_noinline")
@@ -155,14 +154,6 @@ def simplify(concrete: Any) -> Any:
     return simplifier.writer.function_like(concrete, outputs)
 
 
-LARGE = 2**16
-"""Bytes from which on what depends on constants alone is computed in each step."""
-
-
-def _is_large(operation: tf.Operation) -> bool:
-    return rule_of(operation.type).broadcasts and known_bytes(operation.outputs) >= LARGE
-
-
 class _Simplifier(GraphCopy):
     """Copies ops.
 
@@ -198,12 +189,11 @@ class _Simplifier(GraphCopy):
             if waiting and known and self._combine(operation, inputs):
                 return
         names = [self.name(tensor) for tensor in operation.inputs]
-        if output is not None and output.ref() in self.folded and _is_large(operation):
-            # Folded, it would be in memory all the time, beside what a plan computes.
-            self.folded.remove(output.ref())
-            k = min(range(len(names)), key=lambda k: known_bytes([inputs[k]]))
-            dtype = inputs[k].dtype
-            names[k] = self.writer.not_folded(names[k], dtype, name=f"{operation.name}/number")
+        if output is not None and output.ref() in self.folded:
+            held = self.writer.held_back(operation, names)
+            if held != names:
+                self.folded.remove(output.ref())
+                names = held
         self._copy(operation, names)
 
     def name(self, tensor: tf.Tensor) -> str:

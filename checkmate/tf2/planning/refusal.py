@@ -101,6 +101,9 @@ def _is_summed(operation: tf.Operation) -> bool:
 
 NAMED = 3
 
+WORTH_SAYING = 0.95
+"""Sums in another order are advised where what must be in memory together falls to this share."""
+
 DENSE_SUMS = (3, 15)
 """The version of Keras whose Dense layers have gradients of kernels without a batch axis."""
 
@@ -241,7 +244,7 @@ class Refusal:
 
     def _of_sums(self, counted: int) -> str:
         """The bytes that would be saved by sums that are added up in another order."""
-        if self.rounded_bytes is None or self.rounded_bytes >= counted:
+        if self.rounded_bytes is None or self.rounded_bytes > WORTH_SAYING * counted:
             return ""
         least, now = format_bytes(self.rounded_bytes), format_bytes(counted)
         return (

@@ -165,6 +165,8 @@ class SliceWriter:
     def _copy(self, node: Node) -> None:
         operation, answer, writer = node.operation, node.answer, self.writer
         inputs = [self._read(use) for use in node.inputs]
+        if all(not use.node and self._known(use.tensor) is not None for use in node.inputs):
+            inputs = writer.held_back(operation, inputs)
         for k, entry in answer.scaled.items():
             value = np.array(self._known(operation.inputs[k]))
             value.flat[entry] = value.flat[entry] // self._examples * self._size

@@ -1,9 +1,12 @@
 """The graphs of functions that ops run: the installed TensorFlow hands them out; and what they tell
 about sizes."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from checkmate.tf2 import trace
+from checkmate.tf2.execution.replay import Replayed
 from checkmate.tf2.graph.bodies import (
     bodies_of,
     body_of,
@@ -160,6 +163,25 @@ def test_ops_that_may_run_on_any_data_at_any_time(tensorflow):
     for kind, step, pure in _steps(tensorflow):
         concrete = concrete_of(step)
         assert is_pure(one(concrete, kind)) is pure, kind
+
+
+def test_a_loop_s_gradient_that_has_a_gradient_itself(tensorflow):
+    """The second gradient gives the graph of the first one's function more inputs."""
+    weight = tf.Variable(tf.random.stateless_normal((8, 8), (0, 1)) / 5)
+    batch = tf.random.stateless_normal((5, 4, 8), (0, 2))
+
+    def step(x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.scan(lambda h, each: tf.tanh(h @ weight + each), x, tf.zeros((4, 8)))
+                loss = tf.reduce_sum(y**2)
+            loss += tf.reduce_mean(inner.gradient(loss, x) ** 2)
+        return outer.gradient(loss, weight)
+
+    traced = trace(step, batch)
+    found = Replayed(traced, traced.plain_plan())(batch)
+    np.testing.assert_allclose(found, tf.function(step)(batch), rtol=1e-5)
 
 
 def test_functions_are_found_in_the_process_where_a_graph_was_imported(tensorflow):

@@ -131,6 +131,26 @@ def test_what_constants_alone_make_is_not_kept_between_steps():
     assert " at once for " in str(report) and "(0 B at once" not in str(report)
 
 
+@pytest.mark.own_process(TF_CPU_ALLOCATOR_USE_BFC="true")
+def test_the_gradient_of_a_sum_is_not_kept_between_steps():
+    """It is the same in each step. Its tiles would be folded, too."""
+    weight, batch = tf.Variable(normal(6, 8, 24) / 5), normal(3, 211, 6, 8)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.einsum("bnhd,hde->bnhe", x, weight)
+            s = tf.nn.softmax(tf.einsum("bnhe,bmhe->bhnm", h, h))
+            loss = tf.reduce_sum(tf.einsum("bhnn->bh", s))
+        weight.assign_sub(1e-4 * tape.gradient(loss, weight))
+        return loss
+
+    planned = checkmate.tf2.function(step, budget="45%", verbose=False)
+    for _ in range(2):
+        planned(batch)
+    report = planned.report()
+    assert report.split_layers and report.measured_peak_bytes <= report.budget_bytes
+
+
 def test_effects_happen_once():
     """Also where an op waits for a sum that is made in tiles."""
     step, batch = STEPS["effects"]()
