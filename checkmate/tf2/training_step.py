@@ -144,7 +144,7 @@ class _Named(keras.losses.Loss):
     what a layer's mask leaves out."""
 
     def __init__(self, per_example: Callable[[Any, Any], Any]):
-        super().__init__(name=getattr(per_example, "__name__", None))
+        super().__init__(name=getattr(per_example, "__name__", "loss"))
         self._per_example = per_example
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
