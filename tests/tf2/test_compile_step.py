@@ -48,8 +48,10 @@ def test_a_loss_by_its_name_leaves_out_what_a_mask_does():
     rng = np.random.default_rng(0)
     words, classes = rng.integers(1, 40, (6, 27)), rng.integers(0, 5, (6, 27))
     words[:, 9:] = 0
+    keras.utils.set_random_seed(0)
     layers = keras.layers
-    model = keras.Sequential([layers.Embedding(40, 8, mask_zero=True), layers.Dense(5, "softmax")])
+    vectors = layers.Embedding(40, 8, keras.initializers.RandomNormal(stddev=1.0), mask_zero=True)
+    model = keras.Sequential([vectors, layers.Dense(5, "softmax")])
     name = "sparse_categorical_crossentropy"
     step = checkmate.tf2.compile(
         model, name, keras.optimizers.SGD(0.0), words, classes, budget=HUGE, cost_model="unit"
@@ -59,7 +61,7 @@ def test_a_loss_by_its_name_leaves_out_what_a_mask_does():
     own = model.evaluate(words, classes, batch_size=6, verbose=0)
     assert found == pytest.approx(own, rel=1e-6)
     prediction = model.predict(words, verbose=0)
-    assert own != pytest.approx(np.mean(keras.losses.get(name)(classes, prediction)), rel=1e-3)
+    assert own != pytest.approx(np.mean(keras.losses.get(name)(classes, prediction)), rel=0.01)
 
 
 def test_specs_in_dicts_and_the_batch_in_any_form():
