@@ -144,7 +144,7 @@ class _Named(keras.losses.Loss):
     what a layer's mask leaves out."""
 
     def __init__(self, per_example: Callable[[Any, Any], Any]):
-        super().__init__(name=getattr(per_example, "__name__", "loss"))
+        super().__init__(name="loss")
         self._per_example = per_example
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -153,7 +153,8 @@ class _Named(keras.losses.Loss):
 
 def _scalar_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     if isinstance(loss, str):
-        return _Named(_known(keras.losses, loss, "loss"))
+        found = _known(keras.losses, loss, "loss")
+        loss = found if isinstance(found, keras.losses.Loss) else _Named(found)
     _refuse_class(loss, "loss")
     if isinstance(loss, keras.optimizers.Optimizer):
         raise TraceError("An optimizer stands where the loss belongs: the loss comes first.")

@@ -81,7 +81,7 @@ def reports_in(path):
                 yield {*table} - {"next", "try", "note"}
         text = "".join("".join(output.get("text", ())) + "\n" for output in shown)
     # In how many parts is of the page; that there are parts is of the report.
-    text = re.sub(r"\bin \d+ (?=tiles|micro-batches)", "in 4 ", text)
+    text = re.sub(r"\bin \d+ (?=tiles|segments|micro-batches)", "in 4 ", text)
     for block in re.split(r"^ *'.*' (?=trains in|runs unchanged)", text, flags=re.MULTILINE)[1:]:
         lines = itertools.takewhile(lambda line: line.startswith("  "), block.splitlines()[1:])
         found = [re.match(r" {2,6}(\S.*?) {2,}\S", line) for line in lines]
@@ -95,9 +95,11 @@ def test_stored_reports_have_the_rows_of_today_s():
     more = {"step_seconds": 1.0, "next_batch_bytes": 1, "tried_slices": (TriedSlices(4, 1.0, 2.0),)}
     needed = {key for key, _ in report().facts()}
     unchanged = {key for key, _ in report(budget=None).facts()}
-    ops = [replace(op, name=f"{op.name}_tile{i % 4}") for i, op in enumerate(GRAPH.ops)]
-    split = report(graph=replace(GRAPH, ops=tuple(ops)), plain_graph=GRAPH)
-    known = {key for key, _ in [*report(micro_batches=micro, **more).facts(), *split.facts()]}
+    facts = [*report(micro_batches=micro, **more).facts()]
+    for part in ("_tile", "/part_"):
+        ops = tuple(replace(op, name=f"{op.name}{part}3") for op in GRAPH.ops)
+        facts += report(graph=replace(GRAPH, ops=ops), plain_graph=GRAPH).facts()
+    known = {key for key, _ in facts}
     stored = [(path.name, names) for path in PAGES for names in reports_in(path)]
     assert len(stored) >= 4
     stale = [

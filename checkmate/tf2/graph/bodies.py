@@ -29,15 +29,12 @@ def named(graph: tf.Graph, name: str) -> Any:
     """The graph of a function in the library of `graph`; None if TensorFlow does not give it."""
     function = getattr(graph, "_get_function", lambda name: None)(name)
     found = getattr(function, "graph", None)
-    if found is not None and len(found.inputs) != _count_of_inputs(function):
+    definition = getattr(function, "cached_definition", None)
+    if found and definition and len(found.inputs) != len(definition.signature.input_arg):
         # The gradient of a loop's gradient gives this graph more inputs, for a function of another
         # name.
         return of_process(name)
     return found
-
-
-def _count_of_inputs(function: Any) -> int:
-    return len(function.cached_definition.signature.input_arg)
 
 
 def share_functions(graph: tf.Graph, other: tf.Graph) -> None:

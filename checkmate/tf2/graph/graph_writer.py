@@ -298,11 +298,11 @@ class GraphWriter:
         recognize one of them: folded, its value would be in memory all the time, beside what a plan
         computes."""
         names, read = list(inputs), operation.inputs
-        if known_bytes(operation.outputs) < LARGE:
-            return names
         # Shapes and axes must be known.
-        may_wait = [rule_of(operation.type).broadcasts or _is_array(each) for each in read]
-        for k in sorted(np.flatnonzero(may_wait), key=lambda k: known_bytes([read[k]]))[:1]:
+        is_any = rule_of(operation.type).broadcasts
+        may_wait = [k for k, tensor in enumerate(read) if is_any or _is_array(tensor)]
+        if may_wait and known_bytes(operation.outputs) >= LARGE:
+            k = min(may_wait, key=lambda k: known_bytes([read[k]]))
             names[k] = self.not_folded(names[k], read[k].dtype, name=f"{operation.name}/number")
         return names
 
