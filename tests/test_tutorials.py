@@ -29,6 +29,8 @@ of_each = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in 
 MACHINE = re.compile(r"(?<![\w.])/(opt|tmp|work|root|home|usr|var|Users)/")
 DRAWS = re.compile(r"^(checkmate\.plot\.\w+|report\.picture)\(", re.MULTILINE)
 LARGEST_BYTES = 600_000
+LONG = ("2_memory_and_time", "8_real_data", "9_gpus")
+"""Those whose runs take minutes."""
 CHANCE = ("times was predicted", "The next step runs under a lower plan")
 """In the warnings of a step that was slower than predicted when it was timed, and of one that took
 some KiB more than its budget: in nets as small as these one run of six has holes of that size."""
@@ -111,14 +113,14 @@ def test_links_lead_somewhere(path):
     assert "{{" not in text
 
 
+def marks(path):
+    if path.stem in LONG:
+        return [pytest.mark.long]
+    return [pytest.mark.slow] * (trains(path) or "4_" in path.stem)
+
+
 @pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path, id=path.stem, marks=[pytest.mark.slow] * (trains(path) or "4_" in path.stem)
-        )
-        for path in NOTEBOOKS
-    ],
+    "path", [pytest.param(path, id=path.stem, marks=marks(path)) for path in NOTEBOOKS]
 )
 def test_a_fresh_run(path, tmp_path, monkeypatch):
     """In an empty folder, with nothing measured before. What is shown differs in figures only, and

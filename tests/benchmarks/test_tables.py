@@ -41,7 +41,7 @@ def test_a_table_without_training(arguments, count):
     assert len(invoke(*arguments).stdout.splitlines()) >= count + 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_compares_every_way_with_plain_steps():
     """Peaks within budgets; losses as plain's; a largest batch, without one that is tried twice."""
     ways = "remat by hand,accumulation,ours"
@@ -77,7 +77,7 @@ def test_training_finds_largest_batches():
     assert plain["batch"] < ours["batch"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_said_on_paper_is_what_compile_predicts():
     (row,) = rows_of("fits", "mobilenet_ln", "--steps", 2)
     assert row["plain_bytes"] == pytest.approx(row["plain_predicted_bytes"], rel=1e-3)

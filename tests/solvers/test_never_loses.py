@@ -41,7 +41,7 @@ LOWEST = {
 }
 """Shares of the way from floor to peak, above which solvers find plans."""
 
-ASKED_BY_CI = ("chain_with_skips", "layered", "mlp_8x256", "series_parallel", "u_shape")
+ASKED_BY_CI = ("layered", "mlp_8x256", "series_parallel")
 """Graphs that the continuous integration asks for, at one share. All cells: `pytest -m "slow or
 long"` takes an hour or more, alone on a machine, and is for those who change the default solver.
 Beside other tests that was seen to lose on tangled, large_series_parallel and deep_u_shape by 0.1

@@ -35,8 +35,8 @@ def search(model, spec=None, **options):
 @pytest.mark.own_process
 def test_the_longest_sequence_trains_within_the_budget_and_a_longer_one_does_not():
     model = attention()
-    found = search(model, budget=24 * MIB)
-    whole = search(model, budget=24 * MIB, rewrites=())
+    found = search(model, budget=24 * MIB, cost_model="roofline")
+    whole = search(model, budget=24 * MIB, cost_model="roofline", rewrites=())
     assert 0 < found.plain_length <= whole.length < found.length
     tokens = np.random.default_rng(0).integers(0, WORDS, (1, found.length)).astype("int32")
     result = checkmate.tf2.verify(found.step, (tokens, tokens))
@@ -44,7 +44,9 @@ def test_the_longest_sequence_trains_within_the_budget_and_a_longer_one_does_not
     assert str(found.length) in str(found) and found.binding_op in str(found)
     spec = tf.TensorSpec([1, 2 * found.length], tf.int32)
     with pytest.raises(InfeasibleBudgetError):
-        checkmate.tf2.compile(model, LOSS, "adam", spec, spec, budget=24 * MIB)
+        checkmate.tf2.compile(
+            model, LOSS, "adam", spec, spec, budget=24 * MIB, cost_model="roofline"
+        )
 
 
 def test_no_longer_one_is_tried_than_was_asked_for():
