@@ -2,8 +2,7 @@
 
 TensorFlow has no public way from an op to the graph of a function that the op names. This file
 alone uses `Graph._get_function`, `_functions` and `_add_function_recursive`, a function's
-`cached_definition`,
-`tensorflow.python.framework.function_def_to_graph` and
+`cached_definition`, `tensorflow.python.framework.function_def_to_graph` and
 `tensorflow.python.eager.context.context().get_function_def`. If a TensorFlow version lacks them,
 the library does without the graphs: a call stays one op and is not measured, a loop is not
 recomputed, and the sizes of its outputs are estimated. `test_bodies` asserts that the installed
