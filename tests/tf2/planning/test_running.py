@@ -271,7 +271,7 @@ def test_a_plan_made_anew_takes_the_place_of_that_in_the_folder(tmp_path):
 
 
 def test_where_no_other_plan_is_found_training_goes_on_under_the_first_with_a_warning(caplog):
-    planner, specs = planner_of(planned().budget_bytes)
+    planner, specs = planner_of(int(1.2 * planned().budget_bytes))
     first = planner.plan(specs)
     assert planner.anew(first, specs, (), Reason("It took more.", "more", 3.0)) is first
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
