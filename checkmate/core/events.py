@@ -8,6 +8,7 @@ the same size that no other node holds.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,17 +40,18 @@ class Program:
         Args:
           footprints: As `learn` returns them; a node without one has its expected footprint.
         """
-        executor = _Executor(self)
+        executor, ends = _Executor(self), list[int]()
         for node in self.nodes:
             executor.run(
                 node, footprints.get(node.name) or footprints.get(node.key) or node.expected()
             )
+            ends.append(len(executor.events))
         results = {
             buffer
             for tensor in self.outputs
             if (buffer := executor.buffers.get(tensor)) is not None
         }
-        return Events(tuple(executor.events), tuple(sorted(results)))
+        return Events(tuple(executor.events), tuple(sorted(results)), tuple(ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +61,32 @@ class Events:
     Attributes:
       steps: (buffer, bytes) for a request, (buffer, 0) for a release.
       results: The buffers of the results, which are not released.
+      ends: How many steps there are until each node has run.
     """
 
     steps: tuple[tuple[int, int], ...]
     results: tuple[int, ...]
+    ends: tuple[int, ...] = ()
 
     @property
     def most_requested_bytes(self) -> int:
         """The most bytes requested at once, without what an allocator adds."""
+        return max(self._requested(), default=0)
+
+    def at_most(self) -> int:
+        """The number of the node that runs when most bytes are requested at once."""
+        requested = self._requested()
+        return bisect_right(self.ends, requested.index(max(requested)))
+
+    def _requested(self) -> list[int]:
+        """The bytes requested after each step."""
         live: dict[int, int] = {}
-        most = total = 0
+        found, total = [], 0
         for buffer, size in self.steps:
             total += size - live.pop(buffer, 0)
             live[buffer] = size
-            most = max(most, total)
-        return most
+            found.append(total)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

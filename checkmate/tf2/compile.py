@@ -89,7 +89,7 @@ def compile(
     asked = PlanOptions.of("compile", budget, options, {"batch_size": "input_spec says it."})
     refuse_missing("compile", loss, optimizer, label_spec)
     train_step, specs = training_step(model, loss, optimizer, input_spec, label_spec)
-    request = PlanRequest(train_step, model.name, asked)
+    request = PlanRequest(train_step, model.name, asked.like_keras(model))
     return PlannedStep(request, specs, tf.nest.flatten((input_spec, label_spec)))
 
 

@@ -38,9 +38,9 @@ def rematerialize(
     numbers do not change. It is planned when the first batch is there, and anew after the model is
     compiled again. `planned(model)` is the planned step.
 
-    XLA would undo a plan, as it computes once what is written twice. The training step therefore
-    runs without it, also where the model was compiled with `jit_compile=True` or "auto"; evaluation
-    and prediction run as they did.
+    Where Keras would have XLA compile the training step (`jit_compile=True`, or "auto" on a GPU),
+    XLA compiles it here, too: as a whole if it fits as it is, and else those parts of its plan for
+    which that pays and fits. Evaluation and prediction run as they did.
 
     Under `MirroredStrategy` and `MultiWorkerMirroredStrategy` the budget is that of each replica; a
     model of tf_keras trains on one device.
@@ -80,7 +80,6 @@ def rematerialize(
     training = Training(trainer, asked)
     setattr(model, ATTRIBUTE, training.make_train_function)
     model.train_function = None
-    _warn_of_xla(model)
     return model
 
 
@@ -182,8 +181,9 @@ class Training:
                 return ReplicatedFit(model, self._options)
         own = type(model).train_step is not self._trainer.base.train_step
         on_lost = warnings.warn if own else None
+        asked = self._options.like_keras(model)
         return PlannedFunction(
-            model.train_step, self._options, name=model.name, autograph=False, on_lost=on_lost
+            model.train_step, asked, name=model.name, autograph=False, on_lost=on_lost
         )
 
 
@@ -239,15 +239,3 @@ def _training_of(model: keras.Model) -> Training:
             " while fit runs, and keeps the planned step as its `planned`."
         )
     return training
-
-
-def _warn_of_xla(model: keras.Model) -> None:
-    if model.jit_compile:
-        warnings.warn(
-            f"Model {model.name!r} trains without XLA, for which it is compiled (jit_compile=True,"
-            " or 'auto' on this machine), since XLA computes once what a plan computes twice and"
-            " would lose the memory saved: a step may take longer than Keras's own with XLA, on a"
-            " GPU above all; to train without this message,"
-            " compile with jit_compile=False.",
-            stacklevel=3,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class PlanKeywords(TypedDict, total=False):
     recompute: Patterns
     rewrites: Sequence[str]
     rounding: bool
+    jit_compile: bool | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,10 @@ class PlanOptions:
         of their values; "segments", loops by their turns. () leaves all ops as they are.
       rounding: Whether sums may be added up in another order, part by part, so that more ops can be
         split. The numbers are then the model's up to the last bits; micro-batches do the same.
+      jit_compile: Whether XLA compiles the step: as a whole where it fits as it is, else the parts
+        of its plan for which that pays and that fit. "auto": as Keras would run the model, by
+        what `model.compile` was told; other steps run without XLA. The numbers are then XLA's,
+        rounded otherwise. A batch in slices and replicas of a strategy run without.
 
     Raises:
       BudgetError: A budget or a time limit that cannot be read.
@@ -106,6 +111,7 @@ class PlanOptions:
     recompute: Patterns = ()
     rewrites: Sequence[str] = KINDS
     rounding: bool = False
+    jit_compile: bool | str = "auto"
 
     def __post_init__(self) -> None:
         make_solver(self.solver)  # an unknown name is refused
@@ -125,6 +131,11 @@ class PlanOptions:
             raise TraceError(
                 "batch_size is the largest batch that will come, a whole number of at least 1; got"
                 f" {self.batch_size!r}."
+            )
+        if self.jit_compile not in (True, False, "auto"):
+            raise TraceError(
+                'jit_compile says whether XLA compiles parts of the step: True, False, or "auto";'
+                f" got {self.jit_compile!r}."
             )
         if self.micro_batches != "auto" and not is_count(self.micro_batches):
             raise TraceError(
@@ -167,6 +178,12 @@ class PlanOptions:
                     f" {', '.join(names)}."
                 )
         return cls(budget, **keywords)
+
+    def like_keras(self, model: Any) -> PlanOptions:
+        """The options for a Keras model, which runs by XLA or not as it was compiled to."""
+        asked = self.jit_compile
+        by_keras = bool(getattr(model, "compiled", False) and model.jit_compile)
+        return replace(self, jit_compile=by_keras if asked == "auto" else asked)
 
     @property
     def split(self) -> Split:

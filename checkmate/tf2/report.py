@@ -86,6 +86,42 @@ class TriedSlices:
 
 
 @dataclass(frozen=True, slots=True)
+class Clusters:
+    """What of a step XLA compiles: all of it, with `calls` None, or the parts of a plan for which
+    that pays.
+
+    Attributes:
+      calls: How many calls there are in a step.
+      functions: Of how many functions, since equal parts are one.
+      saved_s: By how many seconds the calls are faster than their ops, each measured alone.
+      seconds: What it took to compile and measure, also those that do not pay.
+      refused: The first ops of the parts that XLA did not compile.
+    """
+
+    calls: int | None = None
+    functions: int = 0
+    saved_s: float = 0.0
+    seconds: float = 0.0
+    refused: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """In a line of the report."""
+        if self.calls is None:
+            return "all of it"
+        parts = "no part of the plan, since none pays and fits"
+        if self.calls:
+            distinct = (
+                "" if self.functions == self.calls else f", {self.functions} of them distinct"
+            )
+            parts = (
+                f"{self.calls} parts of the plan{distinct}, {self.saved_s:.3g} s faster together"
+                " than their ops, each measured alone"
+            )
+        more = f"; not {', '.join(self.refused)}, which it refused" if self.refused else ""
+        return f"{parts}{more}; to compile and measure took {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The budget, the plan and its cost; `to_html()` is an interactive page.
 
@@ -109,6 +145,7 @@ class Report:
       micro_batches: Where the batch runs in slices, how. Then `graph`, `result` and `ops` are those
         of a slice.
       tried_slices: The numbers of micro-batches that were looked at, where it was to be chosen.
+      clusters: What of the step XLA compiles, where that was asked for.
       plain_graph: The graph of the plain step, where `graph` may be of another.
       planned_bodies: Sentences about the loops that run bodies under plans of their own.
       asked: The budget as it was asked for.
@@ -139,6 +176,7 @@ class Report:
     tried_slices: tuple[TriedSlices, ...] = ()
     plain_graph: DFGraph | None = field(default=None, repr=False)
     planned_bodies: tuple[str, ...] = ()
+    clusters: Clusters | None = None
     asked: Bytes = ""
     examples: int | None = None
     origin: str = ""
@@ -432,6 +470,8 @@ class Report:
             rows.append(
                 ("plan", f"none needed: {'a slice' if micro else 'the step'} runs unchanged")
             )
+        if self.clusters:
+            rows.append(("compiled by XLA", self.clusters.text()))
         if self.step_seconds:
             rows.append(("step", f"{self.step_seconds:.3g} s, the shortest of {self.steps}"))
         if self.result or micro:

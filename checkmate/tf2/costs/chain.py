@@ -30,6 +30,7 @@ from checkmate.tf2.costs.isolated import Copied, IsolatedOps, some_value
 from checkmate.tf2.graph import grappler, in_place
 from checkmate.tf2.graph.bodies import called
 from checkmate.tf2.graph.graph_writer import GraphWriter
+from checkmate.tf2.graph.operations import is_call
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.memory.prediction import log_of, node_of
 from checkmate.tf2.memory.profiler import observe
@@ -138,7 +139,7 @@ class Chain:
         that the group had before."""
         call_after: dict[str, str] = {}
         for copied in self._copied:
-            before = [*copied.inputs[-1:], copied.clocks[0]]
+            before = [*copied.inputs, copied.clocks[0]]
             for operation, name in copied.made.items():
                 if called(operation):
                     call_after |= dict.fromkeys(before, name)
@@ -205,9 +206,11 @@ def _run_again(chains: Sequence[Chain]) -> None:
 
 
 def _tries(members: Sequence[IsolatedOps], device: str) -> bool:
-    """Whether an op tries algorithms in its first run."""
-    types = {operation.type for each in members for operation in each.group}
-    return device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types)
+    """Whether an op tries algorithms in its first run, or is compiled then."""
+    operations = {operation for each in members for operation in each.group}
+    on_gpu = device.startswith("GPU")
+    tries = on_gpu and any(rule_of(each.type).tries_algorithms for each in operations)
+    return tries or any(map(is_call, operations))
 
 
 def _clock() -> Any:

@@ -7,7 +7,7 @@ use, it also learns what each op asks for. "roofline" and "unit" run nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -115,15 +115,24 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
     the others are the roofline's, times the ratio of measured to estimated seconds of those that
     ran. Measurements are kept in the process and in `cache_folder`, by device and TensorFlow
     version."""
-    device = devices.training_device()
     estimates = roofline(traced, on_progress)
     isolated, keys = to_measure(traced, estimates)
+    wanted = {
+        key: (estimate.seconds, each)
+        for key, each, estimate in zip(keys, isolated, estimates, strict=True)
+        if key is not None
+    }
+    entries = measured_ops(wanted, on_progress)
+    seen = [entries.get(key) if key is not None else None for key in keys]
+    return completed(traced, isolated, seen, estimates)
+
+
+def measured_ops(wanted: Mapping[str, tuple[float, IsolatedOps]], on_progress: Progress) -> Entries:
+    """The measurements of groups of ops by their signatures, known or made now; None where
+    TensorFlow refuses to run one. `wanted` has the seconds that each is expected to take."""
+    device = devices.training_device()
     with cost_cache(f"{devices.describe(device)} / TensorFlow {tf.__version__}") as known:
-        missing = {
-            key: (estimate.seconds, each)
-            for key, each, estimate in zip(keys, isolated, estimates, strict=True)
-            if key is not None and key not in known
-        }
+        missing = {key: each for key, each in wanted.items() if key not in known}
         # Ops of similar length are timed together.
         by_time = sorted(missing, key=lambda key: missing[key][0])
         reports = devices.requests_are_seen(device)
@@ -135,9 +144,7 @@ def profile(traced: TracedStep, on_progress: Progress) -> list[Measurement]:
             is_whole = measurement is None or measurement.footprints or not reports
             (known if is_whole else not_seen)[key] = measurement
             on_progress(done, len(missing))
-        entries = known | not_seen
-        seen = [entries.get(key) if key is not None else None for key in keys]
-    return completed(traced, isolated, seen, estimates)
+        return {key: (known | not_seen).get(key) for key in wanted}
 
 
 def to_measure(

@@ -3,6 +3,7 @@ graph that is being traced."""
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import Self
 
 from checkmate.tf2.device import training_device
 from checkmate.tf2.graph.operations import ON_GPUS, is_call, is_loop
 from checkmate.tf2.graph.sizes import known_bytes
+from checkmate.tf2.graph.xla import MUST_COMPILE
 from checkmate.tf2.ops.table import rule_of
 
 # Few of TensorFlow's ops copy whatever happens: most take over an input's memory where they can,
@@ -93,6 +96,7 @@ class GraphWriter:
     Attributes:
       like: Node name -> the op that it is a copy of, or tensors that its outputs are like, if
         known.
+      functions: The functions of the calls written.
     """
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
@@ -105,6 +109,7 @@ class GraphWriter:
         self._repeats: Counter[str] = Counter()
         self._shapes: dict[tuple[int, ...], str] = {}  # the constants that `made` reads
         self.like: dict[str, tf.Operation | tuple[tf.Tensor, ...]] = {}
+        self.functions: list[Any] = []
 
     @property
     def nodes(self) -> Sequence[Any]:
@@ -133,6 +138,42 @@ class GraphWriter:
             tell_shapes(node, operation)
         node.device = node.device or device
         self.like[node.name] = operation
+        return node.name
+
+    def emptied(self) -> Self:
+        """A writer of no ops, which imports the same functions with those that it will write."""
+        other = copy.copy(self)
+        GraphWriter.__init__(other)
+        other.functions = [*self.functions]
+        return other
+
+    def put(self, node: Any, like: tf.Operation | tuple[tf.Tensor, ...] | None) -> None:
+        """Writes a node as it is, under its own name."""
+        self._graph_def.node.append(node)
+        self._used.add(node.name)
+        if like is not None:
+            self.like[node.name] = like
+
+    def call(
+        self,
+        function: Any,
+        inputs: Names,
+        like: tuple[tf.Tensor, ...],
+        *,
+        after: Names = (),
+        name: str,
+    ) -> str:
+        """Writes a call of a `ConcreteFunction` that only computes, which XLA compiles; returns the
+        name of the call."""
+        node = self._node(name, "PartitionedCall", inputs, after)
+        node.attr["f"].func.name = function.name
+        read = function.structured_input_signature[0]
+        node.attr["Tin"].list.type.extend(each.dtype.as_datatype_enum for each in read)
+        node.attr["Tout"].list.type.extend(each.dtype.as_datatype_enum for each in like)
+        node.attr[MUST_COMPILE].b = True
+        node.attr["_output_shapes"].list.shape.extend(each.shape.as_proto() for each in like)
+        self.like[node.name] = like
+        self.functions.append(function)
         return node.name
 
     def definition(self, operation: tf.Operation) -> Any:
@@ -321,6 +362,8 @@ class GraphWriter:
         """Imports all ops into the graph being traced and returns the tensors of these names.
         `given` are the tensors that no written op makes."""
         graph = tf.compat.v1.get_default_graph()
+        for function in self.functions:
+            function.add_to_graph(graph)
         place(self._graph_def.node, self._added)
         read = {name for node in self._graph_def.node for name in node.input}
         # What is captured must become an input of the graph first; an input map takes no eager

@@ -66,7 +66,13 @@ _CONVOLUTION = (
     "data_format",
     "dilations",
 )
-_ATTRIBUTES = {"Conv2D": _CONVOLUTION, "BiasAdd": ("T", "data_format")}
+_ATTRIBUTES = {
+    "Conv2D": _CONVOLUTION,
+    "MatMul": ("T", "transpose_a", "transpose_b"),
+    "BiasAdd": ("T",),
+}
+_FUSED = {"_FusedConv2D": "Conv2D", "_FusedMatMul": "MatMul"}
+_ACTIVATIONS = ("Relu", "Relu6", "Elu", "Tanh", "Sigmoid")
 
 
 class UnusableError(CheckmateError):
@@ -104,19 +110,26 @@ def described(concrete: Any, variables: Iterable[tf.Variable], device: str) -> A
 def as_registered(node: Any) -> list[Any]:
     """Returns the node, or the ops that it was made of if its op is not registered for its type, as
     a convolution fused in bfloat16 is not: oneDNN has kernels for it, and fuses its parts again."""
-    if node.op != "_FusedConv2D" or node.attr["T"].type != tf.bfloat16.as_datatype_enum:
-        return [node]
-    fused = [name.decode() for name in node.attr["fused_ops"].list.s]
-    if not fused or fused[0] != "BiasAdd" or len(fused) > 2:
+    is_one = node.op == "_FusedConv2D" and node.attr["T"].type == tf.bfloat16.as_datatype_enum
+    return unfused(node) if is_one else [node]
+
+
+def unfused(node: Any) -> list[Any]:
+    """The ops that Grappler made a product or convolution with a bias of, the last one by the
+    node's name; the node itself where these are not known."""
+    fused = [name.decode() for name in node.attr["fused_ops"].list.s] if node.op in _FUSED else []
+    if fused[:1] != ["BiasAdd"] or not {*fused[1:]} <= {*_ACTIVATIONS} or len(fused) > 2:
         return [node]
     parts: list[Any] = []
     more_inputs: tuple[list[str], ...] = ([*node.input[:2]], [node.input[2]], [])
-    for kind, more in zip(("Conv2D", *fused), more_inputs, strict=False):
+    for kind, more in zip((_FUSED[node.op], *fused), more_inputs, strict=False):
         inputs = [*([parts[-1].name] if parts else []), *more]
         part = tf.compat.v1.NodeDef(name=f"{node.name}/{kind}", op=kind, input=inputs)
         part.device = node.device
         for key in _ATTRIBUTES.get(kind, ("T",)):
             part.attr[key].CopyFrom(node.attr[key])
+        if kind == "BiasAdd" and "data_format" in node.attr:
+            part.attr["data_format"].CopyFrom(node.attr["data_format"])
         parts.append(part)
     parts[-1].name = node.name
     parts[0].input.extend(name for name in node.input if name.startswith("^"))

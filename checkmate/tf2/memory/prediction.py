@@ -127,12 +127,17 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanOnPaper:
-    """The ops and nodes of a plan before any TensorFlow op is made, and the bytes of each constant,
-    which TensorFlow allocates once."""
+    """The ops and nodes of a plan before any TensorFlow op is made, the bytes of each constant,
+    which TensorFlow allocates once, and the requests of its ops."""
 
     written: Written
     program: Program
     constants: tuple[int, ...]
+    footprints: Mapping[str, Footprint]
+
+    @property
+    def events(self) -> Events:
+        return self.program.events(self.footprints)
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +189,13 @@ class Predictor:
     def write(self, plan: Plan) -> PlanOnPaper:
         """The plan's ops and nodes, in the order in which they run, which is that in which they
         are written; no TensorFlow op is made yet."""
-        written = write(self.traced, plan, self.buffers)
+        return self.on_paper(write(self.traced, plan, self.buffers))
+
+    def on_paper(
+        self, written: Written, footprints: Mapping[str, Footprint] | None = None
+    ) -> PlanOnPaper:
+        """The nodes of a written plan; `footprints` are the requests of nodes that are no copies of
+        the step's ops, by their names."""
         definitions, like = written.writer.nodes, written.writer.like
         nodes = [self._node(definition, like.get(definition.name)) for definition in definitions]
         _hand_on_workspaces(nodes, [definition.op for definition in definitions])
@@ -192,7 +203,7 @@ class Predictor:
         copied = (like.get(definition.name) for definition in definitions)
         constants = (o for o in copied if isinstance(o, tf.Operation) and is_constant(o))
         sizes = tuple(size for o in constants if (size := exact_bytes(o.outputs[0])))
-        return PlanOnPaper(written, program, sizes)
+        return PlanOnPaper(written, program, sizes, {**self.footprints, **(footprints or {})})
 
     def _node(self, definition: Any, like: Any) -> Node:
         """The node of an op; facts about it are found once for all plans."""
@@ -227,7 +238,7 @@ class Predictor:
         """The requests of the plan as those of one kernel."""
         requests = [Request(size) for size in plan.constants]
         place: dict[int, int] = {}
-        for buffer, size in plan.program.events(self.footprints).steps:
+        for buffer, size in plan.events.steps:
             if size:
                 place[buffer] = len(requests)
                 requests.append(Request(size))
@@ -248,7 +259,7 @@ class Predictor:
         return self.pool is not None
 
     def _highest(self, pool: Pool, plan: PlanOnPaper, batch: Sequence[tf.Tensor]) -> Peak | None:
-        events = plan.program.events(self.footprints)
+        events = plan.events
         try:
             found = [
                 each

@@ -22,6 +22,7 @@ from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.clustering import compiled
 from checkmate.tf2.planning.new_plan import new_plan
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
 from checkmate.tf2.planning.rewriting import LOOKING, Rewriting
@@ -84,7 +85,7 @@ class Planner:
                     return self._in_slices_of(like, task)
                 if request.options.micro_batches == 1 or like is not None:
                     stored = store.stored_plan(task)
-                    planned = stored or new_plan(task)
+                    planned = compiled(task, stored or new_plan(task))
                 else:
                     rewriting = Rewriting.of(replace(request, progress=progress), task)
                     with clock.phase(LOOKING):

@@ -1,0 +1,242 @@
+"""compiled(): a planned step of which XLA, TensorFlow's compiler, compiles what pays.
+
+A step that runs unchanged is compiled as a whole. Of a plan, stretches are (`execution.clusters`):
+they are compiled and measured alone, as ops are, those of which most seconds of the step are first,
+equal ones once. One that takes as long as its ops do, or that XLA refuses, stays as it was, and so
+does one whose scratch would lift the step above its limit. The search ends where what is still to
+be had in many steps is less than what it takes to compile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate.core.graph import DFGraph
+from checkmate.tf2 import device as devices
+from checkmate.tf2.costs.cache import Measurement
+from checkmate.tf2.costs.isolated import IsolatedOps
+from checkmate.tf2.costs.measured import costs_of, measured_ops
+from checkmate.tf2.error_text import said
+from checkmate.tf2.execution.clusters import Cluster, call_name, call_of, clusters, with_calls
+from checkmate.tf2.execution.replay import Replayed, Written
+from checkmate.tf2.graph import xla
+from checkmate.tf2.memory.budget import MemoryBudget
+from checkmate.tf2.memory.prediction import Peak, PlanOnPaper, Predictor
+from checkmate.tf2.planning.budget_loop import TUNING
+from checkmate.tf2.planning.request import Planned, PlanTask
+from checkmate.tf2.report import Clusters
+
+log = logging.getLogger("checkmate")
+
+
+PAYS = 0.97
+"""A cluster is called where that takes at most this share of the time of its ops: less is within
+what two measurements differ by."""
+
+LEAST_TRIES = 3
+"""How many functions are compiled before it is judged whether more would pay."""
+
+
+def compiled(task: PlanTask, planned: Planned) -> Planned:
+    """The step with XLA, if the user wants that and it pays; `planned` itself without. A batch in
+    slices, loops that run bodies under plans of their own, and replicas run without XLA."""
+    asked = task.request.options
+    skips = planned.in_slices or planned.plans_bodies or task.request.others
+    if asked.jit_compile is not True or skips:
+        return planned
+    if not xla.is_there():
+        note = "jit_compile=True was asked for, and TensorFlow has no XLA for this device."
+        return planned.reporting(notes=(*planned.report.notes, note))
+    if planned.result is None:
+        whole = Whole(planned.run, planned.report.name)
+        return replace(planned, run=whole).reporting(clusters=Clusters())
+    part = planned.innermost
+    run: Any = part.run
+    clock = task.clock
+    costs = costs_of(part.traced, asked.cost_model)
+    with clock.phase("compiling"):
+        found = Clustering.of(run.written, part.graph)
+    memory = planned.report.memory
+    with clock.phase("predicting"):
+        footprints = costs.footprints
+        predictor = Predictor(part.traced, part.graph, task.batch or (), footprints, run.buffers)
+        if task.paper_bytes:
+            predictor.empty()
+        elif task.reports:
+            predictor.refresh(max(0, memory.activation_budget_bytes) + devices.UNSPLIT_BYTES)
+        written, peak, calls = found.within(predictor, memory, task.request.correction)
+    facts = Clusters(
+        len(calls),
+        len({each.key for each, _ in calls}),
+        sum(each.saved_s for _, each in calls),
+        found.seconds,
+        tuple(found.refusals),
+    )
+    if not calls:
+        return planned.reporting(clusters=facts)
+    with clock.phase("building"):
+        run = Replayed(part.traced, part.plan, run.buffers, written)
+    planned = replace(planned, run=run, rise_bytes=max(planned.rise_bytes, peak.rise_bytes))
+    if planned.part:
+        planned = replace(planned, part=replace(part, run=run))
+    more = max(planned.report.predicted_peak_bytes, memory.peak(peak.bytes))
+    return planned.reporting(clusters=facts, predicted_peak_bytes=more)
+
+
+REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError)
+"""What TensorFlow raises where XLA cannot compile a function, before any of it has run."""
+
+
+class Whole:
+    """A step that XLA compiles as a whole when it is called first; where XLA refuses, the step as
+    it is."""
+
+    def __init__(self, run: Callable[..., Any], name: str):
+        self._run, self._name, self._ran = run, name, False
+        self._compiled = tf.function(run, autograph=False, jit_compile=True)
+
+    def __call__(self, *flat: tf.Tensor) -> Any:
+        try:
+            found = self._compiled(*flat)
+        except REFUSALS as error:
+            if self._ran or self._compiled is self._run:
+                raise
+            log.warning(
+                "%r runs without XLA, which does not compile it: %s", self._name, said(error).text
+            )
+            self._compiled = self._run
+            return self._run(*flat)
+        self._ran = True
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A function of equal clusters, the seconds of their ops, and those and the requests of its
+    call."""
+
+    function: Any
+    own_s: float
+    measurement: Measurement
+
+    @property
+    def saved_s(self) -> float:
+        return self.own_s - self.measurement.seconds
+
+
+@dataclass(slots=True, eq=False)
+class Clustering:
+    """The clusters of a plan that pay.
+
+    Attributes:
+      members: Key -> the clusters with it.
+      compiled: Key -> its function, of those that pay.
+      refusals: The first op of each function that XLA did not compile.
+      seconds: What it took to compile and measure.
+    """
+
+    written: Written
+    members: dict[str, list[Cluster]]
+    compiled: dict[str, Compiled] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, written: Written, graph: DFGraph) -> Clustering:
+        """Compiles and measures the clusters of a plan, whose ops have the costs of `graph`."""
+        started = time.perf_counter()
+        found = cls(written, defaultdict(list))
+        for each in clusters(written):
+            found.members[each.key].append(each)
+        found._compile(_costs(written, graph))
+        found.seconds = time.perf_counter() - started
+        return found
+
+    def within(
+        self, predictor: Predictor, memory: MemoryBudget, correction: float
+    ) -> tuple[Written, Peak, list[tuple[Cluster, Compiled]]]:
+        """The plan with as many calls as fit, its peak, and the calls. Of those that do not fit,
+        the one goes first that runs when most is in memory, or else the one before. None are made
+        where no peak can be predicted."""
+        pairs = (
+            (each, found) for key, found in self.compiled.items() for each in self.members[key]
+        )
+        calls = sorted(pairs, key=lambda pair: pair[0].inside) if predictor.predicts else []
+        while calls:
+            paper = _on_paper(predictor, self.written, calls)
+            peak = predictor.peak(paper)
+            more = (correction - 1) * peak.rise_bytes if peak else 0
+            if peak and memory.peak(peak.bytes) + more <= memory.peak_limit_bytes:
+                return paper.written, peak, calls
+            names = [node.name for node in paper.program.nodes]
+            places = [names.index(call_name(k)) for k in range(len(calls))]
+            del calls[max(0, bisect_right(places, paper.events.at_most()) - 1)]
+        return self.written, Peak(0, 0), []
+
+    def _compile(self, costs: Sequence[float]) -> None:
+        """Compiles functions, those of most seconds first, while that is expected to pay."""
+        own = {
+            key: sum(costs[k] for k in members[0].inside) for key, members in self.members.items()
+        }
+        step_s = {key: len(members) * own[key] for key, members in self.members.items()}
+        spent_s = tried_s = saved_s = 0.0
+        for number, key in enumerate(sorted(own, key=lambda key: -step_s[key])):
+            could_save = saved_s / tried_s * step_s[key] * TUNING.steps if tried_s else 0.0
+            if number >= LEAST_TRIES and could_save < spent_s / number:
+                break
+            started = time.perf_counter()
+            found = self._measured(key, own[key])
+            spent_s += time.perf_counter() - started
+            tried_s += step_s[key]
+            if found is not None and found.measurement.seconds < PAYS * found.own_s:
+                self.compiled[key] = found
+                saved_s += found.saved_s * len(self.members[key])
+
+    def _measured(self, key: str, own_s: float) -> Compiled | None:
+        """None where XLA does not compile it."""
+        cluster = self.members[key][0]
+        function = cluster.compiled()
+        call = call_of(function, cluster, f"cluster_{key[:12]}")
+        ops = IsolatedOps((call,), (call,), ())
+        found = measured_ops({key: (own_s, ops)}, lambda done, total: None)[key]
+        if found is None:
+            self.refusals.append(self.written.writer.nodes[cluster.inside[0]].name)
+            return None
+        log.info("%d ops compiled: %.3g s for %.3g", len(cluster.inside), found.seconds, own_s)
+        return Compiled(function, own_s, found)
+
+
+def _costs(written: Written, graph: DFGraph) -> list[float]:
+    """The seconds of each node; those of a group are shared by its ops."""
+    each: dict[Any, float] = {
+        operation: op.cost / len(group)
+        for op, group in zip(graph.ops, written.traced.groups, strict=True)
+        for operation in group
+    }
+    like = written.writer.like
+    return [
+        each.get(like.get(node.name), 0.0) if node.name in like else 0.0
+        for node in written.writer.nodes
+    ]
+
+
+def _on_paper(
+    predictor: Predictor, written: Written, calls: Sequence[tuple[Cluster, Compiled]]
+) -> PlanOnPaper:
+    """The plan with these calls, and their requests."""
+    footprints = {
+        call_name(k): footprint
+        for k, (_, found) in enumerate(calls)
+        for footprint in found.measurement.footprints
+        if footprint
+    }
+    with_them = with_calls(written, [(each, found.function) for each, found in calls])
+    return predictor.on_paper(with_them, footprints)
