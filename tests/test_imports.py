@@ -95,7 +95,12 @@ ONLY_IN = {
     "matplotlib": ("plot/",),
     "tensorflow.python": (
         *("tf2/device.py", "tf2/graph/grappler.py", "tf2/graph/bodies.py"),
-        *("tf2/graph/variables.py", "tf2/uninitialized.py", "tf2/eager/private_api.py"),
+        *(
+            "tf2/graph/variables.py",
+            "tf2/graph/xla.py",
+            "tf2/uninitialized.py",
+            "tf2/eager/private_api.py",
+        ),
     ),
 }
 """The files and folders that may import a package. `tensorflow.python` is what TensorFlow keeps

@@ -180,7 +180,11 @@ class PlanOptions:
         return cls(budget, **keywords)
 
     def like_keras(self, model: Any) -> PlanOptions:
-        """The options for a Keras model, which runs by XLA or not as it was compiled to."""
+        """Returns the options with "auto" resolved as Keras does.
+
+        Args:
+          model: A Keras model, compiled or not.
+        """
         asked = self.jit_compile
         by_keras = bool(getattr(model, "compiled", False) and model.jit_compile)
         return replace(self, jit_compile=by_keras if asked == "auto" else asked)

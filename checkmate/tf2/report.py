@@ -87,8 +87,7 @@ class TriedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """What of a step XLA compiles: all of it, with `calls` None, or the parts of a plan for which
-    that pays.
+    """The parts of a plan that XLA compiles, or with `calls` None the whole step.
 
     Attributes:
       calls: How many calls there are in a step.

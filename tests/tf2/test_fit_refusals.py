@@ -1,31 +1,13 @@
 """rematerialize(): what it refuses, and what it warns of."""
 
-import warnings
-
 import keras
 import pytest
-from fitting import classifier, data, small, under_budget
+from fitting import data, small, under_budget
 
 import checkmate
 from checkmate import TraceError
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "alone")
-
-
-def test_xla_is_told_in_one_sentence_with_what_it_costs_and_how_to_silence_it():
-    model = small()
-    # As Keras has it where "auto" means yes; not every machine's Keras lets a CPU's model be
-    # compiled for XLA.
-    model._jit_compile = True
-    with pytest.warns(UserWarning, match=r"without XLA") as told:
-        under_budget(model)
-    (message,) = (str(each.message) for each in told)
-    for part in ("may take longer", "jit_compile=False"):
-        assert part in message
-    assert ". " not in message and message.endswith(".")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        under_budget(classifier(jit_compile=False))
 
 
 def test_what_python_does_in_a_step_is_told_to_be_lost():

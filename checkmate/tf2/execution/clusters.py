@@ -191,8 +191,7 @@ class _Stretches:
         last = ""  # the op that runs before the next kernel
 
         def waits(places: Collection[int]) -> list[str]:
-            """What runs before the next kernel, in place of ops that run later than in the plan,
-            too."""
+            """The names of ops that run before the next kernel, in place of those at `places`."""
             chain = [last] if last and places else []
             return [*dict.fromkeys((*(done[each] for each in places if each in done), *chain))]
 

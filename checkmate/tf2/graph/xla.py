@@ -1,4 +1,4 @@
-"""What XLA, TensorFlow's compiler, can compile for a device.
+"""XLA, TensorFlow's compiler: the types of ops that it can compile for a device.
 
 TensorFlow has no public way to ask. This file alone uses
 `tensorflow.python.framework.kernels.get_registered_kernels_for_op` and the attribute

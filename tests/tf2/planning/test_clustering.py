@@ -1,0 +1,209 @@
+"""What of a step XLA compiles: all of it where it fits, else the parts of a plan that pay and
+fit."""
+
+import logging
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fitting import BATCH, classifier, data, under_budget
+
+import checkmate
+from checkmate.core.footprint import Request
+from checkmate.errors import TraceError
+from checkmate.tf2.graph import xla
+from checkmate.tf2.planning import clustering
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.fixture
+def every_cluster_pays(monkeypatch):
+    monkeypatch.setattr(clustering, "PAYS", 1e9)
+    monkeypatch.setattr(clustering, "LEAST_TRIES", 1000)
+
+
+def transformer():
+    x = inputs = keras.Input((64, 64))
+    for _ in range(4):
+        y = keras.layers.LayerNormalization()(x)
+        x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(4, 16)(y, y)])
+        y = keras.layers.Dense(256, activation="gelu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, keras.layers.Dense(64)(y)])
+    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling1D()(x))
+    return keras.Model(inputs, outputs)
+
+
+def batch():
+    chance = np.random.default_rng(0)
+    images = chance.normal(size=(32, 64, 64)).astype("float32")
+    return tf.constant(images), tf.constant(chance.integers(0, 10, 32))
+
+
+def losses(budget, steps=3, **options):
+    keras.utils.set_random_seed(0)
+    x, y = batch()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(1e-3)
+    step = checkmate.tf2.compile(transformer(), loss, optimizer, x, y, budget=budget, **options)
+    return step, [float(step(x, y)[1]) for _ in range(steps)]
+
+
+def test_clusters_keep_the_budget_and_the_numbers(every_cluster_pays):
+    step, ours = losses("55%", jit_compile=True)
+    _, plain = losses("55%")
+    np.testing.assert_allclose(ours, plain, rtol=1e-3)
+    report = step.report()
+    assert report.clusters.calls > report.clusters.functions > 1
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert report.measured_peak_bytes <= 1.02 * report.predicted_peak_bytes
+    assert f"{report.clusters.calls} parts of the plan" in str(report)
+    found = checkmate.tf2.verify(step, batch())
+    assert found.ok, str(found)
+
+
+def test_a_step_that_fits_is_compiled_as_a_whole():
+    step, ours = losses("1000%", jit_compile=True)
+    _, plain = losses("1000%")
+    np.testing.assert_allclose(ours, plain, rtol=1e-3)
+    assert step.result is None and step.report().clusters.calls is None
+    assert "all of it" in str(step.report())
+    assert checkmate.tf2.verify(step, batch()).ok
+
+
+def test_without_the_flag_xla_compiles_nothing():
+    for options in ({}, {"jit_compile": False}, {"jit_compile": "auto"}):
+        assert losses("55%", 1, **options)[0].report().clusters is None
+
+
+def test_what_does_not_pay_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(clustering, "PAYS", 0.0)
+    step, ours = losses("55%", jit_compile=True)
+    assert step.report().clusters.calls == 0 and "none pays" in str(step.report())
+    assert ours == losses("55%")[1]
+    assert checkmate.tf2.verify(step, batch()).ok
+
+
+def test_the_search_ends_where_nothing_pays(monkeypatch):
+    tried = []
+    measured = clustering.Clustering._measured
+
+    def counted(self, key, own_s):
+        tried.append(key)
+        return measured(self, key, own_s)
+
+    monkeypatch.setattr(clustering.Clustering, "_measured", counted)
+    monkeypatch.setattr(clustering, "PAYS", 0.0)
+    losses("55%", 1, jit_compile=True)
+    assert len(tried) == clustering.LEAST_TRIES
+
+
+def test_calls_that_do_not_fit_are_not_made(every_cluster_pays, monkeypatch):
+    """As if XLA took a hundred times what it asked for."""
+    measured = clustering.Clustering._measured
+
+    def larger(self, key, own_s):
+        found = measured(self, key, own_s)
+        if found is None:  # XLA has not all kernels where ops are deterministic
+            return None
+        more = tuple(
+            replace(each, requests=(*each.requests, Request(10**9)))
+            for each in found.measurement.footprints
+        )
+        return replace(found, measurement=replace(found.measurement, footprints=more))
+
+    monkeypatch.setattr(clustering.Clustering, "_measured", larger)
+    step, _ = losses("55%", 1, jit_compile=True)
+    assert step.report().clusters.calls == 0
+
+
+def test_what_xla_refuses_runs_as_it_is_and_is_told(every_cluster_pays, monkeypatch):
+    """One cluster is not compiled; the others are."""
+    measure, refused = clustering.measured_ops, []
+
+    def some(wanted, on_progress):
+        if not refused:
+            refused.extend(wanted)
+            return dict.fromkeys(wanted)
+        return measure(wanted, on_progress)
+
+    monkeypatch.setattr(clustering, "measured_ops", some)
+    step, ours = losses("55%", jit_compile=True)
+    np.testing.assert_allclose(ours, losses("55%")[1], rtol=1e-3)
+    clusters = step.report().clusters
+    assert clusters.calls and clusters.refused
+    assert f"not {', '.join(clusters.refused)}, which it refused" in str(step.report())
+
+
+def test_a_whole_step_that_xla_refuses_runs_as_it_is(caplog):
+    weight = tf.Variable(tf.ones((8, 8)))
+
+    def step(x):
+        y = tf.ensure_shape(tf.numpy_function(lambda a: a + 1, [x @ weight], tf.float32), (4, 8))
+        weight.assign_add(tf.transpose(y) @ y)
+        return tf.reduce_sum(y)
+
+    planned = checkmate.tf2.function(step, budget="1GiB", jit_compile=True, verbose=False)
+    x = tf.ones((4, 8))
+    with caplog.at_level(logging.WARNING, logger="checkmate"):
+        found = [float(planned(x)), float(planned(x))]
+    assert found[0] == 4 * 8 * 9.0 and found[1] > found[0]
+    assert sum("runs without XLA" in each.message for each in caplog.records) == 1
+
+
+def test_an_error_of_a_compiled_step_is_not_taken_for_a_refusal():
+    calls = []
+
+    def run(x):
+        calls.append(1)
+        return x + 1
+
+    whole = clustering.Whole(run, "step")
+    assert float(whole(tf.constant(1.0))) == 2.0
+    whole._compiled = failing = lambda *flat: (_ for _ in ()).throw(
+        tf.errors.InvalidArgumentError(None, None, "wrong")
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wrong"):
+        whole(tf.constant(1.0))
+    assert whole._compiled is failing
+
+
+def test_a_device_without_xla(monkeypatch):
+    monkeypatch.setattr(xla, "is_there", lambda: False)
+    step, _ = losses("55%", 1, jit_compile=True)
+    assert step.report().clusters is None
+    assert "no XLA for this device" in str(step.report())
+
+
+def test_a_plan_of_a_file_has_clusters_again(every_cluster_pays, tmp_path):
+    path = tmp_path / "plan.json"
+    step, ours = losses("55%", jit_compile=True)
+    step.save(path)
+    again, theirs = losses("55%", jit_compile=True, plan=path)
+    assert again.report().clusters.calls
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_fit_is_compiled_as_the_model_is(every_cluster_pays):
+    x, y = data(size=2 * BATCH)
+    for flag in (True, False):
+        model = classifier(jit_compile=False)
+        model._jit_compile = flag  # Keras compiles none where ops are deterministic, as here
+        model = under_budget(model, "1000%")
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        clusters = checkmate.tf2.planned(model).report().clusters
+        assert (clusters is not None) is flag
+
+
+def test_deterministic_ops_are_compiled_too(every_cluster_pays):
+    """As they are in all these tests: XLA has fewer kernels then."""
+    step, ours = losses("55%", jit_compile=True)
+    assert step.report().clusters.calls
+    assert ours == losses("55%", jit_compile=True)[1]
+
+
+def test_a_flag_that_is_none_is_refused():
+    with pytest.raises(TraceError, match="jit_compile says"):
+        checkmate.tf2.PlanOptions("1GiB", jit_compile="yes")
