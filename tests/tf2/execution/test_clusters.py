@@ -66,7 +66,7 @@ def assert_rounded(a, b):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("most_ops", [3, 20, 10_000])
+@pytest.mark.parametrize("most_ops", [pytest.param(3, marks=pytest.mark.slow), 20, 10_000])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_plan_with_clusters_trains_as_without(most_ops, dropout):
     """Also with dropout: the masks are those of the step without XLA."""
