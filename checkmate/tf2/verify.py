@@ -49,8 +49,9 @@ Values = list[np.ndarray]
 
 def verify(step: Any, batch: Sequence[Any]) -> Verification:
     """Compares a planned step with the step it was made from, on one batch, and puts all variables
-    back to their values before. Where XLA compiles the planned step or parts of it, it compiles the
-    other as a whole; which ops ran is not known then.
+    back to their values before. A step that XLA compiles as a whole is compared with one that XLA
+    compiles, one of which it compiles parts with the step without XLA, up to rounding; which ops
+    ran is not known then.
 
     Each step runs a few times from the same state; the profiler observes the planned one. Only
     outputs and variables are compared: a gradient shows in what it did to the variables and to the
@@ -97,7 +98,7 @@ class _Verifier:
         clusters = planned.report.clusters
         self.calls_xla = clusters is not None and clusters.calls != 0
         self._step: Any = self.traced.function
-        if self.calls_xla:
+        if clusters is not None and clusters.calls is None:
             self._step = tf.function(self._step, autograph=False, jit_compile=True)
 
     def run(self) -> Verification:

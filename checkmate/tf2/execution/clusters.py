@@ -190,9 +190,12 @@ class _Stretches:
         done: dict[int, str] = {}  # a node -> the op to wait for in its place
         last = ""  # the op that runs before the next kernel
 
-        def waits(places: Collection[int]) -> list[str]:
-            """The names of ops that run before the next kernel, in place of those at `places`."""
-            chain = [last] if last and places else []
+        def waits(places: Collection[int], reads: Collection[str]) -> list[str]:
+            """The names of ops that run before the next one, in place of those at `places`. What
+            reads an output of a call waits for all before it: in the plan it may have waited for
+            nothing but the op that made it."""
+            in_turn = last and (places or any(name in names for name in reads))
+            chain = [last] if in_turn else []
             return [*dict.fromkeys((*(done[each] for each in places if each in done), *chain))]
 
         def emit(places: Collection[int]) -> None:
@@ -200,24 +203,27 @@ class _Stretches:
             for k in sorted(places):
                 node = tf.compat.v1.NodeDef()
                 node.CopyFrom(self.nodes[k])
-                before = waits(self.waited[k])
+                before = waits(self.waited[k], () if self.is_light[k] else self._sources(k))
                 del node.input[:]
                 node.input.extend(names.get(name, name) for name in self.reads[k])
                 node.input.extend(f"^{name}" for name in before)
                 writer.put(node, self.like.get(node.name))
                 if not self.is_light[k]:
-                    done[k] = last = node.name
+                    done[k] = node.name
+                if rule_of(node.op).role is Role.KERNEL:
+                    last = node.name
 
         at = 0
         for number, (cluster, function) in enumerate(calls):
             end = cluster.inside[-1] + 1
             outside = needed & {*range(at, end)}
             emit(outside - {*cluster.after})
+            before = {each for k in cluster.inside for each in (k, *self.waited[k])}
             call = writer.call(
                 function,
                 [names.get(each, each) for each in cluster.reads],
                 cluster.like[1],
-                after=waits({each for k in cluster.inside for each in self.waited[k]}),
+                after=waits(before, ()),
                 name=call_name(number),
             )
             names |= {made: f"{call}:{k}" for k, made in enumerate(cluster.makes)}

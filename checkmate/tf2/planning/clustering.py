@@ -28,6 +28,8 @@ from checkmate.tf2.error_text import said
 from checkmate.tf2.execution.clusters import Cluster, call_name, call_of, clusters, with_calls
 from checkmate.tf2.execution.replay import Replayed, Written
 from checkmate.tf2.graph import xla
+from checkmate.tf2.graph.graph_writer import LARGE
+from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Peak, PlanOnPaper, Predictor
 from checkmate.tf2.planning.budget_loop import TUNING
@@ -52,8 +54,11 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     skips = planned.in_slices or planned.plans_bodies or task.request.others
     if asked.jit_compile is not True or skips:
         return planned
-    if not xla.is_there():
-        note = "jit_compile=True was asked for, and TensorFlow has no XLA for this device."
+    why_not = "" if xla.is_there() else "TensorFlow has no XLA for this device"
+    if planned.result is not None and asked.cost_model != "profile":
+        why_not = 'whether a part pays is known with cost_model="profile" alone'
+    if why_not:
+        note = f"jit_compile=True was asked for, and {why_not}."
         return planned.reporting(notes=(*planned.report.notes, note))
     if planned.result is None:
         whole = Whole(planned.run, planned.report.name)
@@ -201,7 +206,7 @@ class Clustering:
                 saved_s += found.saved_s * len(self.members[key])
 
     def _measured(self, key: str, own_s: float) -> Compiled | None:
-        """None where XLA does not compile it."""
+        """None where XLA does not compile it, or its requests were not seen."""
         cluster = self.members[key][0]
         function = cluster.compiled()
         call = call_of(function, cluster, f"cluster_{key[:12]}")
@@ -211,6 +216,10 @@ class Clustering:
             self.refusals.append(self.written.writer.nodes[cluster.inside[0]].name)
             return None
         log.info("%d ops compiled: %.3g s for %.3g", len(cluster.inside), found.seconds, own_s)
+        seen = {request.output for each in found.footprints if each for request in each.requests}
+        sizes = map(exact_bytes, cluster.like[1])
+        if any(size >= LARGE and k not in seen for k, size in enumerate(sizes)):
+            return None  # the profiler lost what it asked for
         return Compiled(function, own_s, found)
 
 
