@@ -191,11 +191,12 @@ class _Stretches:
         last = ""  # the op that runs before the next kernel
 
         def waits(places: Collection[int], reads: Collection[str]) -> list[str]:
-            """The names of ops that run before the next one, in place of those at `places`. What
-            reads an output of a call waits for all before it: in the plan it may have waited for
-            nothing but the op that made it."""
-            in_turn = last and (places or any(name in names for name in reads))
-            chain = [last] if in_turn else []
+            """The names of ops that run before the next one, in place of those at `places`. If one
+            of those is in a call or runs later, or a call made what the next one reads, that waits
+            for all written so far; else it is where the plan has it, and another edge would keep
+            TensorFlow from fusing it."""
+            moved = any(done.get(each) != self.nodes[each].name for each in places)
+            chain = [last] if last and (moved or any(name in names for name in reads)) else []
             return [*dict.fromkeys((*(done[each] for each in places if each in done), *chain))]
 
         def emit(places: Collection[int]) -> None:
