@@ -43,9 +43,10 @@ T = TypeVar("T")
 LENGTH = 64
 """The groups in a chain, at most."""
 
-RUNS, MAX_RUNS, RUN_FOR_S, LEAST_S = 2, 20, 0.0005, 1e-6
-"""Each chain is timed at least RUNS times, and until its ops have run for RUN_FOR_S seconds on
-average or MAX_RUNS times. The shortest time counts, LEAST_S at least."""
+RUNS, CALL_RUNS, MAX_RUNS, RUN_FOR_S, LEAST_S = 2, 8, 20, 0.0005, 1e-6
+"""Each chain is timed at least RUNS times, CALL_RUNS if it has calls, which are compared with their
+ops, and until its ops have run for RUN_FOR_S seconds on average or MAX_RUNS times. The shortest
+time counts, LEAST_S at least."""
 
 _SCOPE = "chain_"
 """How the names of all ops of chains begin."""
@@ -107,7 +108,8 @@ class Chain:
         """Runs all ops until their time is known."""
         runs, spent = [self._first], sum(self._first)
         enough = RUN_FOR_S * len(self.members)
-        while len(runs) < RUNS or (spent < enough and len(runs) < MAX_RUNS):
+        least = CALL_RUNS if _calls(self.members) else RUNS
+        while len(runs) < least or (spent < enough and len(runs) < MAX_RUNS):
             runs.append(self.run())
             spent += sum(runs[-1])
         return [max(min(each), LEAST_S) for each in zip(*runs, strict=True)]
@@ -207,10 +209,13 @@ def _run_again(chains: Sequence[Chain]) -> None:
 
 def _tries(members: Sequence[IsolatedOps], device: str) -> bool:
     """Whether an op tries algorithms in its first run, or is compiled then."""
-    operations = {operation for each in members for operation in each.group}
-    on_gpu = device.startswith("GPU")
-    tries = on_gpu and any(rule_of(each.type).tries_algorithms for each in operations)
-    return tries or any(map(is_call, operations))
+    types = {operation.type for each in members for operation in each.group}
+    tries = device.startswith("GPU") and any(rule_of(each).tries_algorithms for each in types)
+    return tries or _calls(members)
+
+
+def _calls(members: Sequence[IsolatedOps]) -> bool:
+    return any(is_call(operation) for each in members for operation in each.group)
 
 
 def _clock() -> Any:

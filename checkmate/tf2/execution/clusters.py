@@ -78,8 +78,8 @@ class Cluster:
     outputs: tuple[str, ...]
     key: str
 
-    def compiled(self) -> Any:
-        """Its `ConcreteFunction`, which XLA compiles when it is called first."""
+    def function(self) -> Any:
+        """Its `ConcreteFunction`."""
         writer = GraphWriter(self.nodes)
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in self.like[0]]
 
@@ -88,15 +88,15 @@ class Cluster:
             return writer.import_here(names, self.outputs)
 
         with tf.init_scope():
-            function = tf.function(body, autograph=False, jit_compile=True)
-            return function.get_concrete_function(*specs)
+            return tf.function(body, autograph=False).get_concrete_function(*specs)
 
 
-def call_of(function: Any, cluster: Cluster, name: str) -> tf.Operation:
-    """A call of a cluster's function as an op of a graph of its own, to be measured."""
+def call_of(function: Any, cluster: Cluster, name: str, *, compiled: bool) -> tf.Operation:
+    """A call of a cluster's function, which XLA compiles or not, as an op of a graph of its own, to
+    be measured."""
     writer, (read, made) = GraphWriter(), cluster.like
     names = [f"given_{k}:0" for k in range(len(read))]
-    call = writer.call(function, names, made, name=name)
+    call = writer.call(function, names, made, name=name, compiled=compiled)
 
     def body(*given: tf.Tensor) -> list[tf.Tensor]:
         outputs = [f"{call}:{k}" for k in range(len(made))]

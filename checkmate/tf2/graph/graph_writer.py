@@ -162,15 +162,16 @@ class GraphWriter:
         *,
         after: Names = (),
         name: str,
+        compiled: bool = True,
     ) -> str:
-        """Writes a call of a `ConcreteFunction` that only computes, which XLA compiles; returns the
-        name of the call."""
+        """Writes a call of a `ConcreteFunction` that only computes, which XLA compiles unless told
+        otherwise; returns the name of the call."""
         node = self._node(name, "PartitionedCall", inputs, after)
         node.attr["f"].func.name = function.name
         read = function.structured_input_signature[0]
         node.attr["Tin"].list.type.extend(each.dtype.as_datatype_enum for each in read)
         node.attr["Tout"].list.type.extend(each.dtype.as_datatype_enum for each in like)
-        node.attr[MUST_COMPILE].b = True
+        node.attr[MUST_COMPILE].b = compiled
         node.attr["_output_shapes"].list.shape.extend(each.shape.as_proto() for each in like)
         self.like[node.name] = like
         self.functions.append(function)

@@ -46,7 +46,7 @@ def runs(found, plan, **options):
     """(Replayed without calls, the same with a call of each cluster, the clusters)."""
     written = write(found, plan)
     cut = clusters(written, **options)
-    functions = {each.key: each.compiled() for each in cut}
+    functions = {each.key: each.function() for each in cut}
     calls = [(each, functions[each.key]) for each in cut]
     return Replayed(found, plan), Replayed(found, plan, None, with_calls(written, calls)), cut
 
@@ -106,7 +106,7 @@ def test_what_a_call_stands_for_is_no_more_a_node():
     found = trace(training(blocks(3)), tf.TensorSpec(SHAPE))
     written = write(found, found.plain_plan())
     cut = clusters(written)
-    calls = with_calls(written, [(each, each.compiled()) for each in cut])
+    calls = with_calls(written, [(each, each.function()) for each in cut])
     names = [node.name for node in calls.writer.nodes]
     assert len(set(names)) == len(names)
     assert {call_name(k) for k in range(len(cut))} <= set(names)
