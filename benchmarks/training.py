@@ -53,11 +53,20 @@ OTHERS = (
     "remat larger_than",
     "remat layers",
     "remat by hand",
+    "remat by hand+xla",
     "remat attention",
     "heads by hand",
     "loss by hand",
 )
-BUDGETED = (ACCUMULATION, "ours", "ours+rounding", "ours+slices", "ours+costs", "ours+plan")
+BUDGETED = (
+    ACCUMULATION,
+    "ours",
+    "ours+rounding",
+    "ours+slices",
+    "ours+costs",
+    "ours+plan",
+    "ours+xla",
+)
 WAYS = (*OTHERS, *BUDGETED)
 """All ways besides "plain", which is always there."""
 

@@ -63,7 +63,9 @@ def train(
     from benchmarks.workloads import measured, workload
 
     keras.utils.set_random_seed(0)
-    by_hand = {"remat by hand": _loss_in_segments, "loss by hand": _loss_in_slices}.get(way)
+    by_hand = {"remat by hand": _loss_in_segments, "loss by hand": _loss_in_slices}.get(
+        way.removesuffix("+xla")
+    )
     try:
         with _scope(model, way):
             work = workload(model, batch)
@@ -91,11 +93,12 @@ def train(
                 budget=budget,
                 micro_batches="auto" if "slices" in way else 1,
                 rounding="rounding" in way,
+                jit_compile="xla" in way,
                 plan=f"{folder}/plans" if way in ("ours", "ours+plan") else None,
                 verbose=False,
             )
         else:
-            call = tf.function(step, jit_compile=way == "xla")
+            call = tf.function(step, jit_compile="xla" in way)
 
         def run() -> Any:
             losses = [call(*piece) for piece in pieces]

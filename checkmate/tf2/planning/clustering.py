@@ -73,9 +73,7 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     with clock.phase("predicting"):
         footprints = costs.footprints
         predictor = Predictor(part.traced, part.graph, task.batch or (), footprints, run.buffers)
-        if task.paper_bytes:
-            predictor.empty()
-        elif task.reports:
+        if task.reports:
             predictor.refresh(max(0, memory.activation_budget_bytes) + devices.UNSPLIT_BYTES)
         written, peak, calls = found.within(predictor, memory, task.request.correction)
     facts = Clusters(
