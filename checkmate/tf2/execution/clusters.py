@@ -148,16 +148,10 @@ class _Stretches:
         self.is_light = [self._light(k) for k in every]
         self.fits = [not self.is_light[k] and self._fits(k) for k in every]
         self.waited = [self._waited(k) for k in every]
-        self.is_pure = pure = [self._pure(k) for k in every]
-
-        def reads(k: int) -> bool:
-            return rule_of(self.nodes[k].op).source is Source.VARIABLE
+        self.is_pure = [self._pure(k) for k in every]
 
         self._needs = [
-            (
-                *self.made_at[k],
-                *(each for each in self.waited[k] if not pure[k] or (not pure[each] and reads(k))),
-            )
+            (*self.made_at[k], *(each for each in self.waited[k] if self._must_wait(k, each)))
             for k in every
         ]
 
@@ -276,7 +270,7 @@ class _Stretches:
         """The places of nodes that are not in clusters; views and constants only if read."""
         needed = {k for k, light in enumerate(self.is_light) if not light} - {*inside}
         pending = [each for k in needed for each in self.made_at[k]]
-        pending += [self.place.get(_split(name)[0], -1) for name in self.written.outputs]
+        pending += [self.place.get(_split(name)[0], NOBODY) for name in self.written.outputs]
         while pending:
             k = pending.pop()
             if k >= 0 and self.is_light[k] and k not in needed:
@@ -337,6 +331,11 @@ class _Stretches:
             return may_run_again(like)
         return self.is_light[k] or op in MEMORY_OPS or op in (RESHAPE, "Fill")
 
+    def _must_wait(self, k: int, before: int) -> bool:
+        """Whether a node waits for another for more than to be in turn."""
+        reads_variable = rule_of(self.nodes[k].op).source is Source.VARIABLE
+        return not self.is_pure[k] or (reads_variable and not self.is_pure[before])
+
     def _fits(self, k: int) -> bool:
         """Whether a kernel may be in a cluster."""
         node = self.nodes[k]
@@ -372,7 +371,7 @@ class _Stretches:
         )
 
     def _is_constant(self, name: str) -> bool:
-        k = self.place.get(_split(name)[0], -1)
+        k = self.place.get(_split(name)[0], NOBODY)
         return k >= 0 and self.nodes[k].op == "Const"
 
     def _waited(self, k: int) -> tuple[int, ...]:

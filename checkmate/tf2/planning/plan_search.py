@@ -27,7 +27,7 @@ from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.measured import Costs
 from checkmate.tf2.execution.replay import OutputBuffers, Written
 from checkmate.tf2.memory.budget import MemoryBudget
-from checkmate.tf2.memory.prediction import PlanOnPaper, Predictor
+from checkmate.tf2.memory.prediction import Predictor
 from checkmate.tf2.memory.probe import make_output_buffers
 from checkmate.tf2.options import PlanOptions
 from checkmate.tf2.planning.budget_loop import TUNING, Attempt, could_save, next_target
@@ -267,27 +267,20 @@ class PlanSearch:
         log.info("planned for %s: expected to take %s", format_bytes(target), attempt.peak_bytes)
 
     def _predict(self, candidate: Candidate) -> None:
+        memory, traced = self.memory, self.task.traced
+        allocated: int | None = candidate.peak_bytes + memory.other_bytes
+        candidate.rise_bytes = candidate.peak_bytes - traced.between_bytes
         if self.predictor.predicts:
             with self.task.clock.phase("predicting"):
                 paper = self.predictor.write(candidate.plan)
-                candidate.expected_bytes, candidate.rise_bytes = self.expected(paper)
+                peak = self.predictor.peak(paper)
             candidate.written = paper.written
-        else:
-            rise = candidate.peak_bytes - self.task.traced.between_bytes
-            allocated = candidate.peak_bytes + self.memory.other_bytes
-            candidate.expected_bytes, candidate.rise_bytes = self._corrected(allocated, rise)
-
-    def expected(self, paper: PlanOnPaper) -> tuple[int | None, int]:
-        """The peak of a plan in the budget's terms, and above the bytes in use when a step begins;
-        None where memory runs out."""
-        peak = self.predictor.peak(paper)
-        if peak is None:
-            return None, 0
-        return self._corrected(self.memory.peak(peak.bytes), peak.rise_bytes)
-
-    def _corrected(self, allocated_bytes: int, rise_bytes: int) -> tuple[int, int]:
-        more = int((self.task.request.correction - 1) * rise_bytes)
-        return allocated_bytes + more, rise_bytes + more
+            allocated = None if peak is None else memory.peak(peak.bytes)
+            candidate.rise_bytes = peak.rise_bytes if peak else 0
+        if allocated is not None:
+            more = int((self.task.request.correction - 1) * candidate.rise_bytes)
+            candidate.expected_bytes = allocated + more
+            candidate.rise_bytes += more
 
 
 def _cost(result: SolveResult) -> float:
