@@ -4,7 +4,8 @@ A step that runs unchanged is compiled as a whole. Of a plan, stretches are (`ex
 they are compiled and measured alone, as ops are, those of which most seconds of the step are first,
 equal ones once. One that takes as long as its ops do, or that XLA refuses, stays as it was, and so
 does one whose scratch would lift the step above its limit. The search ends where what is still to
-be had in many steps is less than what it takes to compile.
+be had in many steps is less than what it takes to compile, or where it would last longer than
+tracing did.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,10 +29,10 @@ from checkmate.tf2.error_text import said
 from checkmate.tf2.execution.clusters import Cluster, call_name, call_of, clusters, with_calls
 from checkmate.tf2.execution.replay import Replayed, Written
 from checkmate.tf2.graph import xla
-from checkmate.tf2.graph.graph_writer import LARGE
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.memory.budget import MemoryBudget
 from checkmate.tf2.memory.prediction import Peak, PlanOnPaper, Predictor
+from checkmate.tf2.memory.probe import smallest_bytes
 from checkmate.tf2.planning.budget_loop import TUNING
 from checkmate.tf2.planning.request import Planned, PlanTask
 from checkmate.tf2.report import Clusters
@@ -39,12 +40,12 @@ from checkmate.tf2.report import Clusters
 log = logging.getLogger("checkmate")
 
 
-PAYS = 0.95
+PAYS = 0.9
 """A cluster is called where that takes at most this share of the time of its ops: less is within
 what two measurements differ by."""
 
-LEAST_TRIES = 3
-"""How many functions are compiled before it is judged whether more would pay."""
+AT_ONCE = 3
+"""How many functions are compiled and measured before it is judged whether more would pay."""
 
 
 def compiled(task: PlanTask, planned: Planned) -> Planned:
@@ -68,7 +69,7 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     clock = task.clock
     costs = costs_of(part.traced, asked.cost_model)
     with clock.phase("compiling"):
-        found = Clustering.of(run.written, part.graph)
+        found = Clustering.of(run.written, part.graph, clock.seconds["tracing"])
     memory = planned.report.memory
     with clock.phase("predicting"):
         footprints = costs.footprints
@@ -153,13 +154,14 @@ class Clustering:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, written: Written, graph: DFGraph) -> Clustering:
-        """Compiles and measures the clusters of a plan, whose ops have the costs of `graph`."""
+    def of(cls, written: Written, graph: DFGraph, limit_s: float) -> Clustering:
+        """Compiles and measures the clusters of a plan, whose ops have the costs of `graph`; after
+        the first ones only what is expected to be done within `limit_s` seconds."""
         started = time.perf_counter()
         found = cls(written, defaultdict(list))
         for each in clusters(written):
             found.members[each.key].append(each)
-        found._compile(_costs(written, graph))
+        found._compile(_costs(written, graph), limit_s)
         found.seconds = time.perf_counter() - started
         return found
 
@@ -184,44 +186,58 @@ class Clustering:
             del calls[max(0, bisect_right(places, paper.events.at_most()) - 1)]
         return self.written, Peak(0, 0), []
 
-    def _compile(self, costs: Sequence[float]) -> None:
+    def _compile(self, costs: Sequence[float], limit_s: float) -> None:
         """Compiles functions, those of most seconds first, while that is expected to pay."""
         own = {
             key: sum(costs[k] for k in members[0].inside) for key, members in self.members.items()
         }
         step_s = {key: len(members) * own[key] for key, members in self.members.items()}
+        order = sorted(own, key=lambda key: -step_s[key])
         spent_s = tried_s = saved_s = 0.0
-        for number, key in enumerate(sorted(own, key=lambda key: -step_s[key])):
-            could_save = saved_s / tried_s * step_s[key] * TUNING.steps if tried_s else 0.0
-            if number >= LEAST_TRIES and could_save < spent_s / number:
-                break
+        for start in range(0, len(order), AT_ONCE):
+            keys = order[start : start + AT_ONCE]
+            those_s = sum(step_s[key] for key in keys)
+            if start:
+                could_save = saved_s / tried_s * those_s * TUNING.steps
+                if spent_s / start * len(keys) > min(could_save, limit_s - spent_s):
+                    break
             started = time.perf_counter()
-            found = self._measured(key, own[key])
+            found = self._measured({key: own[key] for key in keys})
             spent_s += time.perf_counter() - started
-            tried_s += step_s[key]
-            if found is not None and found.measurement.seconds < PAYS * found.own_s:
-                self.compiled[key] = found
-                saved_s += found.saved_s * len(self.members[key])
+            tried_s += those_s
+            self.compiled |= found
+            saved_s += sum(each.saved_s * len(self.members[key]) for key, each in found.items())
 
-    def _measured(self, key: str, own_s: float) -> Compiled | None:
-        """None where XLA does not compile it, or its requests were not seen."""
-        cluster = self.members[key][0]
-        function, wanted = cluster.function(), {}
-        for kind in ("ops", "call"):
-            call = call_of(function, cluster, f"{kind}_{key[:12]}", compiled=kind == "call")
-            wanted[f"{key}/{kind}"] = own_s, IsolatedOps((call,), (call,), ())
-        ops, found = measured_ops(wanted, lambda done, total: None).values()
-        if ops is None:
-            return None
-        if found is None:
-            self.refusals.append(self.written.writer.nodes[cluster.inside[0]].name)
-            return None
-        log.info("%d ops: %.3g s, %.3g compiled", len(cluster.inside), ops.seconds, found.seconds)
-        seen = {request.output for each in found.footprints if each for request in each.requests}
-        sizes = map(exact_bytes, cluster.like[1])
-        if any(size >= LARGE and k not in seen for k, size in enumerate(sizes)):
-            return None  # the profiler lost what it asked for
-        return Compiled(function, ops.seconds, found)
+    def _measured(self, own: Mapping[str, float]) -> dict[str, Compiled]:
+        """Key -> the function, of those that pay; `own` has the expected seconds of their ops."""
+        functions, wanted = {}, {}
+        for key, own_s in own.items():
+            cluster = self.members[key][0]
+            functions[key] = cluster.function()
+            for kind in ("ops", "call"):
+                name = f"{kind}_{key[:12]}"
+                call = call_of(functions[key], cluster, name, compiled=kind == "call")
+                wanted[f"{key}/{kind}"] = own_s, IsolatedOps((call,), (call,), ())
+        measured = measured_ops(wanted, lambda done, total: None)
+        pays = {}
+        for key, function in functions.items():
+            ops, found = measured[f"{key}/ops"], measured[f"{key}/call"]
+            cluster = self.members[key][0]
+            if found is None:
+                self.refusals.append(self.written.writer.nodes[cluster.inside[0]].name)
+            if ops is None or found is None or found.seconds > PAYS * ops.seconds:
+                continue
+            if _is_seen(cluster, found):
+                pays[key] = Compiled(function, ops.seconds, found)
+        return pays
+
+
+def _is_seen(cluster: Cluster, found: Measurement) -> bool:
+    """Whether the profiler has seen all that the pool counts of what a call makes."""
+    outputs = {request.output for each in found.footprints if each for request in each.requests}
+    counted = smallest_bytes(devices.training_device())
+    sizes = map(exact_bytes, cluster.like[1])
+    return all(size < counted or k in outputs for k, size in enumerate(sizes))
 
 
 def _costs(written: Written, graph: DFGraph) -> list[float]:

@@ -129,6 +129,7 @@ PHASES = {
     "solving": 3,
     "predicting": 3,
     "building": 4,
+    "compiling": 4,
 }
 """The phases of planning -> their numbers, as progress shows them."""
 
