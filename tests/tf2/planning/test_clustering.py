@@ -3,6 +3,7 @@ fit."""
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,8 +13,10 @@ from fitting import BATCH, classifier, data, under_budget
 from unhurried import UNHURRIED
 
 import checkmate
-from checkmate.core.footprint import Request
+from checkmate.core.footprint import Footprint, Request
 from checkmate.errors import TraceError
+from checkmate.tf2 import device as devices
+from checkmate.tf2.costs.cache import Measurement
 from checkmate.tf2.graph import xla
 from checkmate.tf2.planning import clustering
 
@@ -75,20 +78,17 @@ def test_clusters_keep_the_budget_and_the_numbers(every_cluster_pays):
     assert report.measured_peak_bytes <= 1.01 * report.predicted_peak_bytes
 
 
-def test_results_too_small_for_the_pool_are_no_reason_against_a_call(
-    every_cluster_pays, monkeypatch
-):
-    """oneDNN's allocator does not count the gradients of weights here, of 64 KiB."""
-    found = []
-    within = clustering.Clustering.within
-    monkeypatch.setattr(
-        clustering.Clustering,
-        "within",
-        lambda self, *args: found.append(self) or within(self, *args),
-    )
-    losses("55%", 1, jit_compile=True)
-    known = found[0]
-    assert len(known.compiled) + len(known.refusals) == len(known.members) > 1
+def test_results_too_small_for_the_pool_are_no_reason_against_a_call(monkeypatch):
+    """oneDNN's allocator does not count less than 256 KiB."""
+    unseen = Measurement(1.0, 0, (), (Footprint(()),))
+
+    def is_seen(size):
+        made = SimpleNamespace(like=((), (tf.zeros(size, tf.int8),)))
+        return clustering._is_seen(made, unseen)
+
+    assert not is_seen(2**17)
+    monkeypatch.setattr(devices, "counts_everything", lambda device: False)
+    assert is_seen(2**17) and not is_seen(2**18)
 
 
 def test_a_step_that_fits_is_compiled_as_a_whole():
