@@ -46,14 +46,11 @@ from checkmate.units import format_bytes, parse_bytes
 MIB = 2**20
 NAMES = ("mobilenet", "resnet50", "transformer")
 ACCUMULATION = "accumulation"
+MODES = ("full", "activations", "larger_than", "layers", "by hand")
+"""How Keras can be told what to compute again."""
 OTHERS = (
     "xla",
-    "remat full",
-    "remat activations",
-    "remat larger_than",
-    "remat layers",
-    "remat by hand",
-    "remat by hand+xla",
+    *(f"remat {mode}{xla}" for mode in MODES for xla in ("", "+xla")),
     "remat attention",
     "heads by hand",
     "loss by hand",

@@ -63,9 +63,9 @@ def train(
     from benchmarks.workloads import measured, workload
 
     keras.utils.set_random_seed(0)
-    by_hand = {"remat by hand": _loss_in_segments, "loss by hand": _loss_in_slices}.get(
-        way.removesuffix("+xla")
-    )
+    is_kept = way in ("ours", "ours+plan")
+    is_compiled, way = "xla" in way, way.removesuffix("+xla")
+    by_hand = {"remat by hand": _loss_in_segments, "loss by hand": _loss_in_slices}.get(way)
     try:
         with _scope(model, way):
             work = workload(model, batch)
@@ -93,12 +93,12 @@ def train(
                 budget=budget,
                 micro_batches="auto" if "slices" in way else 1,
                 rounding="rounding" in way,
-                jit_compile="xla" in way,
-                plan=f"{folder}/plans" if way in ("ours", "ours+plan") else None,
+                jit_compile=is_compiled,
+                plan=f"{folder}/plans" if is_kept else None,
                 verbose=False,
             )
         else:
-            call = tf.function(step, jit_compile="xla" in way)
+            call = tf.function(step, jit_compile=is_compiled)
 
         def run() -> Any:
             losses = [call(*piece) for piece in pieces]
