@@ -17,6 +17,8 @@ _RAISED = re.compile(r"^ +(\w+(?:Error|Exception)): ", re.MULTILINE)
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)
 _CALL = re.compile(r"Exception encountered when calling \S+\.\s*\n")
 _ARGUMENTS = re.compile(r"\n\s*Arguments received by .*", re.DOTALL)
+_CREATED = re.compile(r"(\{\{node [^}]*\}\})?\s*The op is created at:.*", re.DOTALL)
+_FUNCTION = re.compile(r"(__inference_\w+)\[[^\]]*\]")
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[.*?\]\(.*?\)'")
 _GENERATED = re.compile(r"(?:\w+\.<locals>\.)*tf__(?=\w)")
 """What AutoGraph puts before the name of a function."""
@@ -47,6 +49,7 @@ def said(error: BaseException) -> Said:
         ]
         place = f" ({Path(frames[-1][0]).name}, line {frames[-1][1]})" if frames else ""
         kind, text = raised[-1][1], textwrap.dedent(text[raised[-1].end() :])
+    text = _CREATED.sub("", _FUNCTION.sub(r"\1", text))
     text = _NODE.sub(r"\1", _ARGUMENTS.sub("", _CALL.sub("", text)))
     text = _GENERATED.sub("", " ".join(text.split()).removesuffix("."))
     if kind not in _PLAIN:

@@ -132,10 +132,10 @@ class PlanOptions:
                 "batch_size is the largest batch that will come, a whole number of at least 1; got"
                 f" {self.batch_size!r}."
             )
-        if self.jit_compile not in (True, False, "auto"):
+        if not isinstance(self.jit_compile, bool) and self.jit_compile != "auto":
             raise TraceError(
-                'jit_compile says whether XLA compiles parts of the step: True, False, or "auto";'
-                f" got {self.jit_compile!r}."
+                "jit_compile says whether XLA compiles the step, or parts of it: True, False, or"
+                f' "auto"; got {self.jit_compile!r}.'
             )
         if self.micro_batches != "auto" and not is_count(self.micro_batches):
             raise TraceError(

@@ -85,39 +85,45 @@ class TriedSlices:
     cost: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Clusters:
-    """The parts of a plan that XLA compiles, or with `calls` None the whole step.
+    """The parts of a plan that XLA compiles, or with `calls` None the whole step; whether XLA does
+    so shows when that runs first.
 
     Attributes:
       calls: How many calls there are in a step.
       functions: Of how many functions, since equal parts are one.
+      tried: How many functions were compiled and measured.
       saved_s: By how many seconds the calls are faster than their ops, each measured alone.
       seconds: What it took to compile and measure, also those that do not pay.
       refused: The first ops of the parts that XLA did not compile.
+      why_not: Why it compiles nothing, where that was known without measuring.
     """
 
     calls: int | None = None
     functions: int = 0
+    tried: int = 0
     saved_s: float = 0.0
     seconds: float = 0.0
     refused: tuple[str, ...] = ()
+    why_not: str = ""
 
     def text(self) -> str:
         """In a line of the report."""
+        if self.why_not:
+            return f"nothing: {self.why_not}"
         if self.calls is None:
             return "all of it"
-        parts = "no part of the plan, since none pays and fits"
+        took = f"to compile and measure {self.tried} took {self.seconds:.1f} s"
+        parts = f"no part of the plan: none is a tenth faster so and fits; {took}"
         if self.calls:
-            distinct = (
-                "" if self.functions == self.calls else f", {self.functions} of them distinct"
-            )
             parts = (
-                f"{self.calls} parts of the plan{distinct}, {self.saved_s:.3g} s faster together"
-                " than their ops, each measured alone"
+                f"{self.calls} of the plan's parts, {self.functions} of them distinct;"
+                f" {1000 * self.saved_s:.3g} ms less a step than their ops, each measured alone;"
+                f" {took}"
             )
-        more = f"; not {', '.join(self.refused)}, which it refused" if self.refused else ""
-        return f"{parts}{more}; to compile and measure took {self.seconds:.1f} s"
+        more = f"; XLA refused what begins with {', '.join(self.refused)}" if self.refused else ""
+        return f"{parts}{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,16 +95,15 @@ class _Verifier:
         self.reports = devices.allocator_reports(self.device)
         self.variables = list(self.traced.variables)
         self.notes: list[str] = []
-        clusters = planned.report.clusters
-        self.calls_xla = clusters is not None and clusters.calls != 0
         self._step: Any = self.traced.function
-        if clusters is not None and clusters.calls is None:
-            self._step = tf.function(self._step, autograph=False, jit_compile=True)
 
     def run(self) -> Verification:
-        planned, part = self.planned, self.part
+        planned, part, clusters = self.planned, self.part, self.planned.report.clusters
         with kept_state(self.variables) as before:
             ours, peak, seen = self._planned_step()
+        self.calls_xla = clusters is not None and clusters.calls != 0
+        if clusters is not None and clusters.calls is None:
+            self._step = tf.function(self._step, autograph=False, jit_compile=True)
         differences, plain_peak = self._compared(ours, before)
         is_plan = bool(planned.result) and not self.calls_xla  # whose kernels have other names
         counted, not_run, run_again = self._evaluations(seen) if is_plan else (0, (), ())

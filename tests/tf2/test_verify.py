@@ -329,6 +329,11 @@ def test_rounding_is_what_the_plain_step_does_too():
     assert not rounding([1.0, 2.001], plain)
     assert rounding([1.0, 2.001], [1.0, 2.0002])
     assert not rounding([1.0, np.nan], plain)
+    plain = np.float32([1.0, np.nan, np.inf])
+    start = np.float32([0.5, 1.0, 1.0])
+    assert rounding([1.0000001, np.nan, np.inf], plain)
+    assert not rounding([1.01, np.nan, np.inf], plain)
+    assert not rounding([1.0, np.nan, -np.inf], plain) and not rounding([1.0, 2.0, np.inf], plain)
     whole = np.int32([1, 2])
     assert compare("n", whole, whole, [whole], 0).is_rounding
     assert not compare("n", whole, whole + 1, [whole + 1], 0).is_rounding, (

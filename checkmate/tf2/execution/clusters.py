@@ -346,14 +346,13 @@ class _Stretches:
             return False
         if rule.counter is not None or not may_run_again(like):
             return False
-        known = all(
-            each.shape.is_fully_defined() and can_be_copied(each.dtype)
-            for each in (*like.inputs, *like.outputs)
+        given = [self.tensor(name) for name in self._sources(k)]
+        is_known = all(
+            each is not None and each.shape.is_fully_defined() and can_be_copied(each.dtype)
+            for each in (*like.inputs, *like.outputs, *given)
         )
-        is_given = all(self.tensor(name) is not None for name in self._sources(k))
-        parts = grappler.unfused(node)
-        compiles = all(xla.has_kernel(each.op) for each in parts)
-        return known and is_given and compiles and self._has_shapes(k)
+        compiles = all(xla.has_kernel(each.op) for each in grappler.unfused(node))
+        return is_known and compiles and self._has_shapes(k)
 
     def _sources(self, k: int) -> list[str]:
         """The tensors that a node reads, or reads views of."""

@@ -170,9 +170,9 @@ def compare(
     kind = plain.dtype if plain.dtype.kind == "f" else np.float32
     bits = np.finfo(kind).eps if plain.dtype.name != "bfloat16" else 2.0**-7
     reference = plain.astype(np.float64)
-    change = float(np.max(np.abs(reference - start), initial=0.0)) or 1.0
+    change = _most(np.abs(reference - start)) or 1.0
     sensitivity = max((_largest(reference, other) for other in others), default=0.0)
-    last_bits = LAST_BITS * bits * float(np.max(np.abs(reference), initial=0.0))
+    last_bits = LAST_BITS * bits * _most(np.abs(reference))
     return Difference(
         what,
         _largest(reference, ours) / change,
@@ -205,10 +205,14 @@ def as_written() -> Iterator[None]:
 
 def _largest(plain: np.ndarray, other: np.ndarray) -> float:
     other = other.astype(np.float64)
-    if np.array_equal(plain, other, equal_nan=True):
-        return 0.0
-    difference = float(np.max(np.abs(plain - other)))
-    return np.inf if np.isnan(difference) else difference
+    is_same = (plain == other) | (np.isnan(plain) & np.isnan(other))
+    differences = np.abs(np.subtract(plain, other, where=~is_same, out=np.zeros_like(other)))
+    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+
+
+def _most(values: np.ndarray) -> float:
+    """The largest of the finite numbers; 0 without any."""
+    return float(np.max(values, initial=0.0, where=np.isfinite(values)))
 
 
 _REPLACEMENT = re.compile(

@@ -27,7 +27,7 @@ from checkmate.tf2.costs.isolated import IsolatedOps
 from checkmate.tf2.costs.measured import costs_of, measured_ops
 from checkmate.tf2.error_text import said
 from checkmate.tf2.execution.clusters import Cluster, call_name, call_of, clusters, with_calls
-from checkmate.tf2.execution.replay import Replayed, Written
+from checkmate.tf2.execution.replay import EVALUATION_MARK, Replayed, Written
 from checkmate.tf2.graph import xla
 from checkmate.tf2.graph.sizes import exact_bytes
 from checkmate.tf2.memory.budget import MemoryBudget
@@ -49,21 +49,15 @@ AT_ONCE = 3
 
 
 def compiled(task: PlanTask, planned: Planned) -> Planned:
-    """The step with XLA, if the user wants that and it pays; `planned` itself without. A batch in
-    slices, loops that run bodies under plans of their own, and replicas run without XLA."""
+    """The step with XLA, if the user wants that and it pays; `planned` itself without."""
     asked = task.request.options
-    skips = planned.in_slices or planned.plans_bodies or task.request.others
-    if asked.jit_compile is not True or skips:
+    if asked.jit_compile is not True:
         return planned
-    why_not = "" if xla.is_there() else "TensorFlow has no XLA for this device"
-    if planned.result is not None and asked.cost_model != "profile":
-        why_not = 'whether a part pays is known with cost_model="profile" alone'
-    if why_not:
-        note = f"jit_compile=True was asked for, and {why_not}."
-        return planned.reporting(notes=(*planned.report.notes, note))
+    if why_not := _why_not(task, planned):
+        return planned.reporting(clusters=Clusters(0, why_not=why_not))
     if planned.result is None:
         whole = Whole(planned.run, planned.report.name)
-        return replace(planned, run=whole).reporting(clusters=Clusters())
+        return replace(planned, run=whole).reporting(clusters=whole.clusters)
     part = planned.innermost
     run: Any = part.run
     clock = task.clock
@@ -80,6 +74,7 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     facts = Clusters(
         len(calls),
         len({each.key for each, _ in calls}),
+        found.tried,
         sum(each.saved_s for _, each in calls),
         found.seconds,
         tuple(found.refusals),
@@ -95,16 +90,31 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     return planned.reporting(clusters=facts, predicted_peak_bytes=more)
 
 
+def _why_not(task: PlanTask, planned: Planned) -> str:
+    """Why XLA compiles nothing of a step, where that is known at once."""
+    if not xla.is_there():
+        return "TensorFlow has no XLA for this device"
+    if task.request.others:
+        return "the replicas of a strategy run without XLA"
+    if planned.in_slices:
+        return "a batch in slices runs without XLA"
+    if planned.plans_bodies:
+        return "loops that train run without XLA"
+    if planned.result is not None and task.request.options.cost_model != "profile":
+        return 'whether a part pays must be measured, as with cost_model="profile"'
+    return ""
+
+
 REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError)
 """What TensorFlow raises where XLA cannot compile a function, before any of it has run."""
 
 
 class Whole:
     """A step that XLA compiles as a whole when it is called first; where XLA refuses, the step as
-    it is."""
+    it is, as `clusters` then says."""
 
     def __init__(self, run: Callable[..., Any], name: str):
-        self._run, self._name, self._ran = run, name, False
+        self._run, self.name, self._ran, self.clusters = run, name, False, Clusters()
         self._compiled = tf.function(run, autograph=False, jit_compile=True)
 
     def __call__(self, *flat: tf.Tensor) -> Any:
@@ -113,13 +123,19 @@ class Whole:
         except REFUSALS as error:
             if self._ran or self._compiled is self._run:
                 raise
-            log.warning(
-                "%r runs without XLA, which does not compile it: %s", self._name, said(error).text
-            )
+            self.clusters.calls, self.clusters.why_not = 0, f"XLA refused it. {said(error).text}"
+            log.warning("%r runs without XLA. %s", self.name, said(error).text)
             self._compiled = self._run
             return self._run(*flat)
         self._ran = True
         return found
+
+
+def like_whole(run: Callable[..., Any], main: Callable[..., Any]) -> Callable[..., Any]:
+    """A step for another batch, compiled as a whole if the main one is."""
+    if isinstance(main, Whole) and main.clusters.calls is None:
+        return Whole(run, main.name)
+    return run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,13 +160,15 @@ class Clustering:
       members: Key -> the clusters with it.
       compiled: Key -> its function, of those that pay.
       refusals: The first op of each function that XLA did not compile.
-      seconds: What it took to compile and measure.
+      tried: How many functions were compiled and measured, and
+      seconds: what that took.
     """
 
     written: Written
     members: dict[str, list[Cluster]]
     compiled: dict[str, Compiled] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    tried: int = 0
     seconds: float = 0.0
 
     @classmethod
@@ -204,6 +222,7 @@ class Clustering:
             started = time.perf_counter()
             found = self._measured({key: own[key] for key in keys})
             spent_s += time.perf_counter() - started
+            self.tried += len(keys)
             tried_s += those_s
             self.compiled |= found
             saved_s += sum(each.saved_s * len(self.members[key]) for key, each in found.items())
@@ -224,7 +243,8 @@ class Clustering:
             ops, found = measured[f"{key}/ops"], measured[f"{key}/call"]
             cluster = self.members[key][0]
             if found is None:
-                self.refusals.append(self.written.writer.nodes[cluster.inside[0]].name)
+                name = self.written.writer.nodes[cluster.inside[0]].name
+                self.refusals.append(name.partition(EVALUATION_MARK)[0])
             if ops is None or found is None or found.seconds > PAYS * ops.seconds:
                 continue
             if _is_seen(cluster, found):

@@ -22,7 +22,7 @@ from checkmate.tf2.execution.replay import Replayed, output_buffers_bytes
 from checkmate.tf2.graph.trace import TracedStep, trace
 from checkmate.tf2.planning import store
 from checkmate.tf2.planning.budget_loop import TUNING
-from checkmate.tf2.planning.clustering import compiled
+from checkmate.tf2.planning.clustering import compiled, like_whole
 from checkmate.tf2.planning.new_plan import new_plan
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
 from checkmate.tf2.planning.rewriting import LOOKING, Rewriting
@@ -85,12 +85,13 @@ class Planner:
                     return self._in_slices_of(like, task)
                 if request.options.micro_batches == 1 or like is not None:
                     stored = store.stored_plan(task)
-                    planned = compiled(task, stored or new_plan(task))
+                    planned = stored or new_plan(task)
                 else:
                     rewriting = Rewriting.of(replace(request, progress=progress), task)
                     with clock.phase(LOOKING):
                         stored = rewriting.stored(path)
                         planned = stored or rewriting.new()
+                planned = compiled(task, planned)
                 if not request.whole:
                     progress.done(planned.report.in_a_line())
             finally:  # training's peak is counted without what planning ran
@@ -148,7 +149,8 @@ class Planner:
     ) -> Planned | None:
         """The main plan on a smaller batch's graph, when the two graphs differ in sizes only."""
         if main.result is None:
-            return replace(main, traced=traced, graph=traced.graph, run=unchanged(traced, specs))
+            run = like_whole(unchanged(traced, specs), main.run)
+            return replace(main, traced=traced, graph=traced.graph, run=run)
         if main.part:  # its largest ops are split, or bodies of its loops planned
             return None
         if [op.deps for op in traced.graph.ops] != [op.deps for op in main.graph.ops]:

@@ -78,7 +78,9 @@ class RunningStep:
 
     def __call__(self, *flat: tf.Tensor) -> Any:
         """Runs a step. After `OutOfMemory` all is as before it."""
-        run = self.planned.run if self.steps else self._undone_if_out_of_memory
+        # While a function is traced there are no values to copy.
+        known = self.steps or tf.inside_function()
+        run = self.planned.run if known else self._undone_if_out_of_memory
         if not self._reports:
             return self._timed(run, flat)
         before, highest = self._counts()

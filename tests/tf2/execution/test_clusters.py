@@ -117,7 +117,8 @@ def test_what_a_call_stands_for_is_no_more_a_node():
 
 
 def test_what_xla_cannot_have_stays_outside():
-    """A loop, Python, strings, a shape that is known only when the step runs, and a print."""
+    """A loop, Python and views of what it makes, strings, a shape that is known only when the step
+    runs, and a print."""
     weight = tf.Variable(tf.ones((16, 16)))
 
     def step(x):
@@ -129,6 +130,8 @@ def test_what_xla_cannot_have_stays_outside():
             tf.debugging.assert_all_finite(h, "finite")
             name = tf.strings.length(tf.strings.as_string(x[0, 0]))
             h = tf.tanh(tf.tanh(x @ weight) * 2.0) * tf.sigmoid(x @ weight)
+            view = tf.reshape(tf.numpy_function(lambda a: a + 1, [x], tf.float32), SHAPE)
+            h += tf.tanh(view * 2.0)
             loss = tf.reduce_sum(h) + tf.reduce_sum(some) + tf.cast(name, tf.float32) * 0.0
         weight.assign_sub(1e-3 * tape.gradient(loss, weight))
         return loss

@@ -70,7 +70,7 @@ def test_clusters_keep_the_budget_and_the_numbers(every_cluster_pays):
     np.testing.assert_allclose(ours, plain, rtol=1e-3)
     report = step.report()
     assert report.clusters.calls > report.clusters.functions > 1
-    assert f"{report.clusters.calls} parts of the plan" in str(report)
+    assert f"{report.clusters.calls} of the plan's parts" in str(report)
     found = checkmate.tf2.verify(step, batch(LARGE))
     assert all(each.is_rounding for each in found.differences), str(found)
     assert found.measured_peak_bytes - found.lost_bytes <= report.budget_bytes
@@ -98,6 +98,13 @@ def test_a_step_that_fits_is_compiled_as_a_whole():
     assert step.result is None and step.report().clusters.calls is None
     assert "all of it" in str(step.report())
     assert checkmate.tf2.verify(step, batch()).ok
+    smaller, _ = step.planned_for(*batch(16))
+    assert isinstance(smaller.run, clustering.Whole)
+
+
+def test_a_batch_that_may_run_in_slices_is_compiled_where_it_does_not():
+    step, _ = losses("1000%", 1, jit_compile=True, micro_batches="auto")
+    assert "all of it" in str(step.report())
 
 
 def test_without_the_flag_xla_compiles_nothing():
@@ -107,7 +114,7 @@ def test_without_the_flag_xla_compiles_nothing():
 def test_what_does_not_pay_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(clustering, "PAYS", 0.0)
     step, ours = losses("55%", jit_compile=True)
-    assert step.report().clusters.calls == 0 and "none pays" in str(step.report())
+    assert step.report().clusters.calls == 0 and "no part of the plan" in str(step.report())
     assert ours == losses("55%")[1]
 
 
@@ -163,7 +170,7 @@ def test_what_xla_refuses_runs_as_it_is_and_is_told(every_cluster_pays, monkeypa
     np.testing.assert_allclose(ours, losses("55%")[1], rtol=1e-3)
     clusters = step.report().clusters
     assert clusters.calls and clusters.refused
-    assert f"not {', '.join(clusters.refused)}, which it refused" in str(step.report())
+    assert f"XLA refused what begins with {', '.join(clusters.refused)}" in str(step.report())
 
 
 def test_a_whole_step_that_xla_refuses_runs_as_it_is(caplog):
@@ -180,6 +187,9 @@ def test_a_whole_step_that_xla_refuses_runs_as_it_is(caplog):
         found = [float(planned(x)), float(planned(x))]
     assert found[0] == 4 * 8 * 9.0 and found[1] > found[0]
     assert sum("runs without XLA" in each.message for each in caplog.records) == 1
+    assert "The op is created" not in caplog.text
+    assert "nothing: XLA refused it. " in str(planned.report())
+    assert checkmate.tf2.verify(planned, (x,)).ok
 
 
 def test_an_error_of_a_compiled_step_is_not_taken_for_a_refusal():
@@ -202,8 +212,20 @@ def test_an_error_of_a_compiled_step_is_not_taken_for_a_refusal():
 def test_a_device_without_xla(monkeypatch):
     monkeypatch.setattr(xla, "is_there", lambda: False)
     step, _ = losses("55%", 1, jit_compile=True)
-    assert step.report().clusters is None
+    assert step.report().clusters.calls == 0
     assert "no XLA for this device" in str(step.report())
+
+
+@pytest.mark.parametrize(
+    ("why", "options"),
+    [
+        ("a batch in slices", {"micro_batches": 2}),
+        ("must be measured", {"cost_model": "roofline"}),
+    ],
+)
+def test_the_report_says_why_xla_compiles_nothing(why, options):
+    step, _ = losses("70%", 1, jit_compile=True, **options)
+    assert why in step.report().clusters.why_not
 
 
 @pytest.mark.slow
@@ -236,6 +258,15 @@ def test_deterministic_ops_are_compiled_too(every_cluster_pays):
     np.testing.assert_allclose(ours, losses("55%")[1], rtol=1e-3)
 
 
-def test_a_flag_that_is_none_is_refused():
+@pytest.mark.parametrize("flag", ["yes", 1, None])
+def test_a_flag_that_is_none_is_refused(flag):
     with pytest.raises(TraceError, match="jit_compile says"):
-        checkmate.tf2.PlanOptions("1GiB", jit_compile="yes")
+        checkmate.tf2.PlanOptions("1GiB", jit_compile=flag)
+
+
+def test_a_step_is_called_first_while_a_function_is_traced():
+    step, _ = losses("55%", 0)
+    x, y = batch()
+    traced = tf.function(lambda x, y: step(x, y)[1])
+    ours = [float(traced(x, y)) for _ in range(2)]
+    assert ours == losses("55%", 2)[1]
