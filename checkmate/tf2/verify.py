@@ -24,8 +24,10 @@ from checkmate.tf2.execution.differences import (
 )
 from checkmate.tf2.execution.replay import output_buffers_bytes
 from checkmate.tf2.execution.undo import kept_state
+from checkmate.tf2.graph import xla
 from checkmate.tf2.graph.operations import draws
 from checkmate.tf2.memory.profiler import Observation, observe
+from checkmate.tf2.ops.table import rule_of
 from checkmate.tf2.planned_function import PlannedFunction
 from checkmate.tf2.planning.request import Planned
 from checkmate.tf2.planning.sliced_steps import SlicedRun
@@ -137,7 +139,7 @@ class _Verifier:
         try:
             with kept_state(self.variables):
                 plain, plain_peak = self._values(self._plain)
-            others = [self._plain_values(), self._plain_values(moved=True)]
+            others = [self._plain_values(), self._plain_values(moved=True), *self._by_xla()]
         except tf.errors.ResourceExhaustedError:
             self.notes.append(
                 "The plain step does not fit on this device, so there is nothing to compare values"
@@ -154,6 +156,19 @@ class _Verifier:
         if not _are_rounding(differences):
             differences = self._without_optimizer(before, differences)
         return differences, plain_peak
+
+    def _by_xla(self) -> list[Values]:
+        """Values of the plain step compiled as a whole, which rounds as parts of a plan do that are
+        compiled. None where the step draws, which XLA does otherwise, or where XLA refuses it."""
+        operations = self.traced.flat.graph.get_operations()
+        if not self.calls_xla or any(rule_of(each.type).counter is not None for each in operations):
+            return []
+        step = tf.function(self._plain, autograph=False, jit_compile=True)
+        try:
+            with kept_state(self.variables):
+                return [self._values(step)[0]]
+        except xla.REFUSALS:
+            return []
 
     def _plain_values(self, *, moved: bool = False) -> Values:
         """Values of another plain step, optionally with every weight moved to the next number."""

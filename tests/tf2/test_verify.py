@@ -334,6 +334,9 @@ def test_rounding_is_what_the_plain_step_does_too():
     assert rounding([1.0000001, np.nan, np.inf], plain)
     assert not rounding([1.01, np.nan, np.inf], plain)
     assert not rounding([1.0, np.nan, -np.inf], plain) and not rounding([1.0, 2.0, np.inf], plain)
+    turned = np.complex64([1 + 1j, 2])
+    assert compare("c", turned, turned * (1 + 1e-7j), [turned], 0).is_rounding
+    assert not compare("c", turned, np.conj(turned), [turned], 0).is_rounding
     whole = np.int32([1, 2])
     assert compare("n", whole, whole, [whole], 0).is_rounding
     assert not compare("n", whole, whole + 1, [whole + 1], 0).is_rounding, (

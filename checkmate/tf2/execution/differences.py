@@ -167,6 +167,8 @@ def compare(
     """
     if plain.dtype.kind in "OSUiub" and plain.dtype.name != "bfloat16":
         return Difference(what, 0.0 if np.array_equal(plain, ours) else np.inf, 0.0, 0.0)
+    if plain.dtype.kind == "c":
+        plain, ours, start, *others = map(_parts, (plain, ours, start, *others))
     kind = plain.dtype if plain.dtype.kind == "f" else np.float32
     bits = np.finfo(kind).eps if plain.dtype.name != "bfloat16" else 2.0**-7
     reference = plain.astype(np.float64)
@@ -208,6 +210,11 @@ def _largest(plain: np.ndarray, other: np.ndarray) -> float:
     is_same = (plain == other) | (np.isnan(plain) & np.isnan(other))
     differences = np.abs(np.subtract(plain, other, where=~is_same, out=np.zeros_like(other)))
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+
+
+def _parts(values: Any) -> np.ndarray:
+    """Real and imaginary parts."""
+    return np.stack([np.real(values), np.imag(values)])
 
 
 def _most(values: np.ndarray) -> float:

@@ -18,6 +18,9 @@ from checkmate.tf2 import device as devices
 MUST_COMPILE = "_XlaMustCompile"
 """The attribute of a call whose function XLA compiles, on any device that has it."""
 
+REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError)
+"""What TensorFlow raises where XLA cannot compile a function, before any of it has run."""
+
 
 def is_there() -> bool:
     """Whether TensorFlow has XLA for the device that trains."""

@@ -105,10 +105,6 @@ def _why_not(task: PlanTask, planned: Planned) -> str:
     return ""
 
 
-REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError)
-"""What TensorFlow raises where XLA cannot compile a function, before any of it has run."""
-
-
 class Whole:
     """A step that XLA compiles as a whole when it is called first; where XLA refuses, the step as
     it is, as `clusters` then says."""
@@ -120,7 +116,7 @@ class Whole:
     def __call__(self, *flat: tf.Tensor) -> Any:
         try:
             found = self._compiled(*flat)
-        except REFUSALS as error:
+        except xla.REFUSALS as error:
             if self._ran or self._compiled is self._run:
                 raise
             self.clusters.calls, self.clusters.why_not = 0, f"XLA refused it. {said(error).text}"
@@ -257,7 +253,8 @@ def _is_seen(cluster: Cluster, found: Measurement) -> bool:
     outputs = {request.output for each in found.footprints if each for request in each.requests}
     counted = smallest_bytes(devices.training_device())
     sizes = map(exact_bytes, cluster.like[1])
-    return all(size < counted or k in outputs for k, size in enumerate(sizes))
+    is_seen = all(size < counted or k in outputs for k, size in enumerate(sizes))
+    return bool(found.footprints) and is_seen
 
 
 def _costs(written: Written, graph: DFGraph) -> list[float]:
@@ -267,11 +264,8 @@ def _costs(written: Written, graph: DFGraph) -> list[float]:
         for op, group in zip(graph.ops, written.traced.groups, strict=True)
         for operation in group
     }
-    like = written.writer.like
-    return [
-        each.get(like.get(node.name), 0.0) if node.name in like else 0.0
-        for node in written.writer.nodes
-    ]
+    like = (written.writer.like.get(node.name) for node in written.writer.nodes)
+    return [each.get(op, 0.0) if isinstance(op, tf.Operation) else 0.0 for op in like]
 
 
 def _on_paper(

@@ -103,7 +103,9 @@ def new_plan(task: PlanTask) -> Planned:
     task, asked = with_budget(task, plain_peak), task.request.options
     LayerRules.of(costs.graph, asked.keep, asked.recompute)  # names of no layer are refused
     report = task.report(costs.graph, plain_peak)
-    if needs_unchanged(task, costs, plain_peak) <= task.budget_bytes and not asked.recompute:
+    # Planned anew, a step is not compiled as a whole, since XLA may take more than is predicted.
+    is_planned = asked.recompute or (task.request.anew and asked.jit_compile is True)
+    if not is_planned and needs_unchanged(task, costs, plain_peak) <= task.budget_bytes:
         return _unchanged(task, costs, report)
     found = _with_planned_bodies(task, costs, piece, report)
     return found or _searched(task, _best(task, costs, piece), report)

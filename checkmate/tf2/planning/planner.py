@@ -27,6 +27,7 @@ from checkmate.tf2.planning.new_plan import new_plan
 from checkmate.tf2.planning.request import Clock, Planned, PlanRequest, PlanTask, Reason, unchanged
 from checkmate.tf2.planning.rewriting import LOOKING, Rewriting
 from checkmate.tf2.planning.sliced_steps import added
+from checkmate.tf2.report import Clusters
 from checkmate.tf2.rewrites.slices import Slices, examples_of
 
 log = logging.getLogger("checkmate")
@@ -113,6 +114,12 @@ class Planner:
         """A plan for the memory of real steps, and for what is in use now; the same plan where no
         other is found, or none that is cheaper for steps below the prediction."""
         why, correction = reason.sentence, reason.correction
+        options, clusters = self.request.options, planned.report.clusters
+        if correction > 1 and clusters and clusters.calls != 0:
+            # By XLA, which says nothing of TensorFlow's own kernels. As a whole the step is not
+            # compiled again; where parts were, it runs without.
+            correction = 1.0
+            options = replace(options, jit_compile=clusters.calls is None)
         if self.plans_anew >= MAX_PLANS_ANEW:
             log.warning("%s It was planned anew %d times: its plan stays.", why, self.plans_anew)
             return planned
@@ -120,13 +127,14 @@ class Planner:
         before = self.request
         self.request = replace(
             before,
+            options=options,
             correction=before.correction * correction,
             # For what a pipeline comes to hold.
             next_batches=before.next_batches + bool(before.next_batches and correction >= 1),
         )
         log.info("%s It is planned anew.", why)
         # The folder's plan is the one that is replaced.
-        options = replace(self.request.options, plan=None)
+        options = replace(options, plan=None)
         asked = replace(self.request, options=options, anew=reason)
         try:
             found = replace(self, request=asked).plan(
@@ -142,6 +150,9 @@ class Planner:
             return planned
         if path := store.path_of(self.request, found.traced):
             store.keep(path, found)
+        if options.jit_compile is not before.options.jit_compile:
+            why_not = "with parts compiled, a step took more than the budget"
+            return found.reporting(clusters=Clusters(0, why_not=why_not))
         return found
 
     def _under_same_plan(
@@ -160,7 +171,8 @@ class Planner:
                 return None
         except PlanError:
             return None
-        return replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan))
+        same = replace(main, traced=traced, graph=traced.graph, run=Replayed(traced, main.plan))
+        return same.reporting(clusters=None)
 
     def _in_slices_of(self, like: Planned, task: PlanTask) -> Planned:
         """A smaller batch, in slices of the size of the larger one's."""

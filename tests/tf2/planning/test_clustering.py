@@ -17,8 +17,10 @@ from checkmate.core.footprint import Footprint, Request
 from checkmate.errors import TraceError
 from checkmate.tf2 import device as devices
 from checkmate.tf2.costs.cache import Measurement
+from checkmate.tf2.execution.replay import write
 from checkmate.tf2.graph import xla
 from checkmate.tf2.planning import clustering
+from checkmate.tf2.planning.request import Reason
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -80,15 +82,16 @@ def test_clusters_keep_the_budget_and_the_numbers(every_cluster_pays):
 
 def test_results_too_small_for_the_pool_are_no_reason_against_a_call(monkeypatch):
     """oneDNN's allocator does not count less than 256 KiB."""
-    unseen = Measurement(1.0, 0, (), (Footprint(()),))
+    nothing = Measurement(1.0, 0, (), (Footprint(()),))
 
-    def is_seen(size):
+    def is_seen(size, found=nothing):
         made = SimpleNamespace(like=((), (tf.zeros(size, tf.int8),)))
-        return clustering._is_seen(made, unseen)
+        return clustering._is_seen(made, found)
 
     assert not is_seen(2**17)
     monkeypatch.setattr(devices, "counts_everything", lambda device: False)
     assert is_seen(2**17) and not is_seen(2**18)
+    assert not is_seen(2**17, replace(nothing, footprints=()))  # the profiler saw no request
 
 
 def test_a_step_that_fits_is_compiled_as_a_whole():
@@ -256,6 +259,41 @@ def test_deterministic_ops_are_compiled_too(every_cluster_pays):
     step, ours = losses("55%", jit_compile=True)
     assert step.report().clusters.calls
     np.testing.assert_allclose(ours, losses("55%")[1], rtol=1e-3)
+
+
+def test_ops_that_a_plan_adds_cost_nothing():
+    """A large constant is filled where it is read."""
+    weight = tf.Variable(tf.ones((256, 256)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight) * tf.ones((256, 256)))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    found = checkmate.tf2.trace(step, tf.TensorSpec((256, 256)))
+    written = write(found, found.plain_plan())
+    assert any(isinstance(each, tuple) for each in written.writer.like.values())
+    assert sum(clustering._costs(written, found.graph)) > 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "why", "is_planned"), [("1000%", "all of it", False), ("55%", "of the plan", True)]
+)
+def test_a_step_that_takes_more_by_xla_is_planned_anew(every_cluster_pays, budget, why, is_planned):
+    """What XLA took more says nothing of TensorFlow's own kernels."""
+    step, _ = losses(budget, 1, jit_compile=True)
+    assert why in str(step.report())
+    taken = "It took more.", "more", 1.5
+    planned, specs = step.planned, step._specs
+    again = step._planner.anew(planned, specs, (), Reason(*taken))
+    assert again.result is not None and step._planner.request.correction == 1
+    if is_planned:
+        assert "took more than the budget" in again.report.clusters.why_not
+        assert step._planner.anew(again, specs, (), Reason(*taken)).report.clusters is None
+        assert step._planner.request.correction == 1.5
+    else:
+        assert again.report.clusters.calls
 
 
 @pytest.mark.parametrize("flag", ["yes", 1, None])
