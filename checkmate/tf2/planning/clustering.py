@@ -47,6 +47,9 @@ what two measurements differ by."""
 AT_ONCE = 3
 """How many functions are compiled and measured before it is judged whether more would pay."""
 
+LEAST_LIMIT_S = 3.0
+"""For how long they are at least: a step that is planned anew is not traced again."""
+
 
 def compiled(task: PlanTask, planned: Planned) -> Planned:
     """The step with XLA, if the user wants that and it pays; `planned` itself without."""
@@ -63,7 +66,8 @@ def compiled(task: PlanTask, planned: Planned) -> Planned:
     clock = task.clock
     costs = costs_of(part.traced, asked.cost_model)
     with clock.phase("compiling"):
-        found = Clustering.of(run.written, part.graph, clock.seconds["tracing"])
+        limit_s = max(clock.seconds["tracing"], LEAST_LIMIT_S)
+        found = Clustering.of(run.written, part.graph, limit_s)
     memory = planned.report.memory
     with clock.phase("predicting"):
         footprints = costs.footprints
