@@ -5,7 +5,7 @@ they are compiled and measured alone, as ops are, those of which most seconds of
 equal ones once. One that takes as long as its ops do, or that XLA refuses, stays as it was, and so
 does one whose scratch would lift the step above its limit. The search ends where what is still to
 be had in many steps is less than what it takes to compile, or where it would last longer than
-tracing did.
+tracing did, and than a few seconds.
 """
 
 from __future__ import annotations

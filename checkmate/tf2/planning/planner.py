@@ -116,8 +116,8 @@ class Planner:
         why, correction = reason.sentence, reason.correction
         options, clusters = self.request.options, planned.report.clusters
         if correction > 1 and clusters and clusters.calls != 0:
-            # By XLA, which says nothing of TensorFlow's own kernels. As a whole the step is not
-            # compiled again; where parts were, it runs without.
+            # What XLA took says nothing of TensorFlow's own kernels. A step that was compiled as a
+            # whole is planned; one of which parts were runs without XLA.
             correction = 1.0
             options = replace(options, jit_compile=clusters.calls is None)
         if self.plans_anew >= MAX_PLANS_ANEW:
